@@ -27,6 +27,7 @@ import command_tree
 import script_server
 from chromium import browser  # noqa: F401 - a fixture
 from cli_forkserver import Forkserver
+from forked_servers import forked_servers, templates  # noqa: F401 - fixtures
 from golden import Golden, make_golden
 from record_fixtures import *  # noqa: F403 - fixtures
 from slurm_cluster import slurm  # noqa: F401 - a fixture

@@ -5,11 +5,14 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from cli_forkserver import Forkserver
+from command_on_path import command_on_path
 
 yaml = pytest.importorskip("yaml", reason="needs PyYAML (extra dev)")
 ROOT = Path(__file__).parent.parent
@@ -32,14 +35,12 @@ class Step:
 
 
 @pytest.fixture
-def workspace(tmp_path: Path) -> Path:
+def workspace(tmp_path: Path, forkserver: Forkserver) -> Iterator[Path]:
     """A runner's workspace with `cubemesh` on the PATH."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    command = folder / "cubemesh"
-    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m cubemesh "$@"\n')
-    command.chmod(0o755)
-    return tmp_path
+    with command_on_path(folder, forkserver):
+        yield tmp_path
 
 
 @pytest.fixture

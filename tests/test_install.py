@@ -1,9 +1,11 @@
 """The wheel as users install it: every verb without extras, with each extra, and on each Python.
 
-pip finds and installs the requirements for the other Pythons. For that of the tests they are links
-to the packages in the environment of the tests, as those of the extras are, on top of the bare one.
+pip finds and installs the requirements for the newest Python. For that of the tests they are links
+to the packages in the environment of the tests, as those of the extras are, on top of the bare one;
+for a Python between the two pip installs those that are compiled for one Python.
 All verbs run in the bare environments. In that of an extra run `doctor`, what the extra is for, and
-what needs other extras: a package that both have must not hide the message.
+what needs other extras: a package that both have must not hide the message. The command lines of an
+environment run one after another in a fork of a Python that imported what the bare command does.
 """
 
 import json
@@ -11,7 +13,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -32,6 +35,7 @@ NULL = ("--set", "framework=null")
 FEW = (
     *("--set", "precisions=fp32", "--set", "layouts=nchw", "--set", "script=step=0.01"),
     *("--set", "threads=1", "--set", "losses=8"),
+    *("--set", "pinnings=none", "--set", "seconds=0.2"),
 )
 DISK = (*("--set", "script=step=0.001", "--set", "parts=disk", "--set", "disk_gb_per_s=1"),)
 RUN = ("run", "minibatch", *NULL, "--set", "batch_sizes=8,16", "--set", "ceiling=false")
@@ -199,9 +203,12 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]
             below = site_packages(make(version, "").parents[1])
             (site_packages(folder) / "below.pth").write_text(f"{below}\n")
             link_extra(extra, requirements(below), site_packages(folder))
-        elif version == OWN:
+        elif version != PYTHONS[-1]:
             pip("install", "--no-deps", "--no-compile", wheel(), python=python)
-            link_extra("", requirements(site_packages(folder)), site_packages(folder))
+            packages = site_packages(folder)
+            compiled = link_extra("", requirements(packages), packages, any_python=version != OWN)
+            if compiled:
+                pip("install", "--no-deps", "--no-compile", *compiled, python=python)
         else:
             constraints = ("--constraint", ROOT / "constraints.txt", "--no-compile")
             pip("install", *constraints, wheel(), python=python)
@@ -221,9 +228,11 @@ def requirements(folder: Path) -> list[str]:
     return found.requires or []
 
 
-def link_extra(extra: str, lines: list[str], folder: Path) -> None:
+def link_extra(extra: str, lines: list[str], folder: Path, any_python: bool = False) -> list[str]:
     """Links to what an extra requires, or cubemesh without one, in the environment of the tests,
-    where pip installed it from the same metadata."""
+    where pip installed it from the same metadata. With `any_python` only to what runs on any; the
+    others are returned, with their versions."""
+    compiled = []
     wanted_by = (lambda r: f"'{extra}'" in r) if extra else (lambda r: "extra ==" not in r)
     direct = {required(r) for r in lines if wanted_by(r)}
     wanted, seen = [*direct], set()
@@ -239,10 +248,14 @@ def link_extra(extra: str, lines: list[str], folder: Path) -> None:
                 pytest.skip(f"{name}, of the extra {extra}, is not in the environment of the tests")
             continue  # of another platform
         wanted += [required(line) for line in found.requires or () if "extra ==" not in line]
+        if any_python and f"\nTag: cp{OWN.replace('.', '')}-cp" in (found.read_text("WHEEL") or ""):
+            compiled.append(f"{name}=={found.version}")
+            continue
         for top in {file.parts[0] for file in found.files or () if file.parts[0] != ".."}:
             link = folder / top
             if not link.exists() and top != "__pycache__":
                 link.symlink_to(Path(str(found.locate_file(top))))
+    return compiled
 
 
 def contained(extra: str, lines: list[str]) -> set[str]:
@@ -258,37 +271,82 @@ def required(line: str) -> str:
     return "".join(c if c.isalnum() or c in "-_." else " " for c in line).split()[0]
 
 
-def run_all(python: Path, folder: Path, lines: list[tuple[str, ...]]) -> list[tuple[int, str]]:
-    """(exit code, output) of each command line, run by `python` in an empty folder."""
-    (folder / "nccl.log").write_text(IMPORTED)
-    (folder / "set").mkdir()
-    (folder / "set" / "manifest.json").write_text(json.dumps(MANIFEST))
-    write_plan(folder / "little-cnn.plan", PLAN, {"fp32": serialized(RELU)})
-    names = ("XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME")
-    xdg = {name: str(folder / name) for name in names}
-    for path in xdg.values():
-        Path(path).mkdir(mode=0o700)
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "CUBEMESH"))}
-    done = subprocess.run(
-        [python, Path(__file__).parent / "support" / "install_verbs.py", folder / "found.json"],
-        input=json.dumps(lines),
-        text=True,
-        capture_output=True,
-        cwd=folder,
-        env=inherited | xdg,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return [(code, output) for code, output in json.loads((folder / "found.json").read_text())]
+Run = Callable[..., list[tuple[int, str]]]
+
+
+@pytest.fixture(scope="module")
+def run_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """(exit code, output) of each command line, run by `python` in an empty folder; with `below` by
+    a fork of a Python of that environment, which has imported what its commands import."""
+    with ExitStack() as stack:
+
+        @cache
+        def server(below: Path) -> subprocess.Popen[str]:
+            process = subprocess.Popen(
+                [below, Path(__file__).parent / "support" / "install_verbs.py"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=inherited(),
+            )
+            stack.callback(process.wait)
+            stack.callback(process.stdin.close)
+            return process
+
+        def ask(below: Path, python: Path, folder: Path, lines, **more: bool) -> Path:
+            xdg = {name: str(folder / name) for name in XDG}
+            for path in xdg.values():
+                Path(path).mkdir(mode=0o700)
+            environment = python.parents[1]
+            request = {
+                "python": str(python),
+                "prefix": str(environment),
+                "packages": str(site_packages(environment)),
+                "folder": str(folder),
+                "environment": inherited() | xdg,
+                "lines": lines,
+                "found": str(folder / "found.json"),
+                **more,
+            }
+            process = server(below)
+            process.stdin.write(json.dumps(request) + "\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == "0\n"
+            return folder / "found.json"
+
+        @cache
+        def rehearse(below: Path) -> None:
+            folder = tmp_path_factory.mktemp("rehearsal")
+            ask(below, below, folder, [("doctor", "--json"), RUN], rehearsal=True)
+
+        def run(python: Path, folder: Path, lines, below: Path | None = None):
+            (folder / "nccl.log").write_text(IMPORTED)
+            (folder / "set").mkdir()
+            (folder / "set" / "manifest.json").write_text(json.dumps(MANIFEST))
+            write_plan(folder / "little-cnn.plan", PLAN, {"fp32": serialized(RELU)})
+            if below:
+                rehearse(below)
+            found = ask(below or python, python, folder, lines)
+            return [(code, output) for code, output in json.loads(found.read_text())]
+
+        yield run
+
+
+XDG = ("XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME")
+
+
+def inherited() -> dict[str, str]:
+    """The environment variables of the tests that say nothing about their Python."""
+    return {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "CUBEMESH"))}
 
 
 @pytest.mark.parametrize(
     ("version", "extra"),
     [*((version, "") for version in PYTHONS), *((OWN, extra) for extra in LINKED)],
 )
-def test_every_verb_works_or_names_its_extra(environment, tmp_path, version, extra):
-    python = environment(version, extra)
-    brought = contained(extra, requirements(site_packages(environment(version).parents[1])))
+def test_every_verb_works_or_names_its_extra(environment, run_all, tmp_path, version, extra):
+    python, bare = environment(version, extra), environment(version)
+    brought = contained(extra, requirements(site_packages(bare.parents[1])))
     works = [(verb, *words) for verb, lines in WORKS.items() for words in lines]
     if extra:
         works = [("doctor", "--json"), *([RUN] if extra in READ else [])]
@@ -296,7 +354,9 @@ def test_every_verb_works_or_names_its_extra(environment, tmp_path, version, ext
     # What another extra brings is tried with that one.
     given = [line for e, line in NEEDS if e in brought and (e == extra or e not in LINKED)]
     lines = [*works, *(line for _, line in needs), *given]
-    answers = dict(zip(lines, run_all(python, tmp_path, lines), strict=True))
+    answers = dict(
+        zip(lines, run_all(python, tmp_path, lines, bare if version == OWN else None), strict=True)
+    )
     for line in [*works, *given]:
         code, output = answers[line]
         assert code == EXIT_CODES.get(line, 0), f"{' '.join(line)}: {output}"
@@ -315,7 +375,7 @@ def test_every_verb_works_or_names_its_extra(environment, tmp_path, version, ext
         assert not installed & {e for e, _ in needs}
 
 
-def test_pytorch_without_other_extras(environment, tmp_path):
+def test_pytorch_without_other_extras(environment, run_all, tmp_path):
     """PyTorch brings some packages of the extra `views`, and not all."""
     short = ("--set", "ceiling=false", "--set", "seconds=0.01", "--set", "warmup_seconds=0")
     line = ("run", "minibatch", "--quick", "--set", "batch_sizes=2", *short)

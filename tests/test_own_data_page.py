@@ -15,6 +15,8 @@ from cubemesh.data import open_for
 from cubemesh.networks.zoo.littlecnn import little_cnn
 from cubemesh.schema.own_network import OwnData
 
+pytestmark = pytest.mark.usefixtures("forked_servers")
+
 PAGE = (Path(__file__).parent.parent / "docs" / "own_data.md").read_text()
 DATA, SCRIPT, LOADER = re.findall(r"```python\n(.*?)```", PAGE, re.S)
 COMMANDS = re.findall(r"^    cubemesh (.+)$", PAGE, re.M)

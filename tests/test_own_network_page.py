@@ -16,6 +16,8 @@ from cubemesh.runs import own_networks
 from cubemesh.schema.serialization import from_plain, to_plain
 from cubemesh.worker.describe import describe as describe_here
 
+pytestmark = pytest.mark.usefixtures("forked_servers")
+
 pytest.importorskip("torch")
 
 PAGE = (Path(__file__).parent.parent / "docs" / "own_network.md").read_text()

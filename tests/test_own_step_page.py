@@ -15,6 +15,8 @@ from cubemesh.experiments.own_step import EXPERIMENT, Settings
 from cubemesh.schema import Budget
 from record_fixtures import MACHINE
 
+pytestmark = pytest.mark.usefixtures("forked_servers")
+
 torch = pytest.importorskip("torch")
 PAGE = (Path(__file__).parent.parent / "docs" / "own_step.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.S)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("forked_servers")
+
 pytest_plugins = ["pytester"]
 ROOT = Path(__file__).parent.parent
 

@@ -19,6 +19,8 @@ from cubemesh.schema import RunRecord
 from cubemesh.store import Store
 from stored_benchmarks import RECORDS
 
+pytestmark = pytest.mark.usefixtures("forked_servers")
+
 ROOT = Path(__file__).parent.parent
 RECIPES = sorted((ROOT / "docs" / "recipes").glob("*.md"))
 ONE, CAPTURED = "2026-11-21-one-h200", "2026-11-22-one-h200-captured"

@@ -17,6 +17,8 @@ from cubemesh.runs import Silent
 from cubemesh.schema import RunSpec
 from cubemesh.store import Store
 
+pytestmark = pytest.mark.usefixtures("forked_servers")
+
 FUNCTIONS = [
     name for name in cubemesh.__all__ if name not in ("__version__", "Collector", "Plan", "measure")
 ]

@@ -13,6 +13,8 @@ import cubemesh as api
 from cubemesh.errors import UsageError
 from cubemesh.store import Store
 
+pytestmark = pytest.mark.usefixtures("forked_servers")
+
 if importlib.util.find_spec("altair") is None:
     pytest.skip("pages need the extra `views`", allow_module_level=True)
 

@@ -9,6 +9,8 @@ from cubemesh import predict_layout
 from cubemesh.cli import app
 from cubemesh.errors import CubemeshError, UsageError
 
+pytestmark = pytest.mark.usefixtures("forked_servers")
+
 GPT3 = ("predict", "gpt3-175b", "--machine", "selene", "--global-batch", "1536")
 
 

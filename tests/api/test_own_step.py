@@ -13,6 +13,8 @@ from cubemesh.schema import OwnStep
 from cubemesh.schema.comparison import Difference
 from cubemesh.store import Store
 
+pytestmark = pytest.mark.usefixtures("forked_servers")
+
 SHORT = {"seconds": 0.0, "windows": 6, "warmup_seconds": 0.0}
 
 

@@ -15,6 +15,8 @@ from cubemesh.runs import Executor
 from cubemesh.schema import Machine
 from cubemesh.store import Store
 
+pytestmark = pytest.mark.usefixtures("forked_servers")
+
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory):

@@ -12,6 +12,8 @@ from cubemesh.errors import StoreError, UsageError
 from cubemesh.schema import Series
 from cubemesh.store import Store
 
+pytestmark = pytest.mark.usefixtures("forked_servers")
+
 SCRIPT = "step=0.002,per_sample=0.0001,jitter=0.02"
 
 

@@ -9,6 +9,8 @@ import pytest
 from cubemesh.experiments.acceptance.experiment import EXPERIMENT, Settings
 from cubemesh.store import Store
 
+pytestmark = pytest.mark.usefixtures("forked_servers")
+
 NULL = ("accept", "--quick", "--set", "framework=null", "--burn-in", "0")
 DISK = ("--set", "parts=disk", "--set", "script=step=0.002")
 """256 MiB in 2 ms: 134 GB/s."""

@@ -17,6 +17,8 @@ from cubemesh.cli import app
 from cubemesh.experiments.registry import SUITES
 from cubemesh.schema import ClaimState
 
+pytestmark = pytest.mark.usefixtures("forked_servers")
+
 SCRIPTED = ("--set", "framework=null", "--set", "script=step=0.002,per_sample=0.0001,jitter=0.02")
 MINIBATCH = ("run", "minibatch", "--set", "batch_sizes=8,16,32", *SCRIPTED)
 

@@ -10,6 +10,8 @@ from typer.testing import CliRunner
 from cubemesh.cli import app
 from cubemesh.errors import UsageError
 
+pytestmark = pytest.mark.usefixtures("forked_servers")
+
 SCRIPT = "script=step=0.01,jitter=0.02"
 RUN = (
     *("run", "minibatch", "--quick", "--set", "framework=null", "--set", SCRIPT),

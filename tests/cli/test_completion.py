@@ -17,6 +17,8 @@ from cubemesh.experiments.registry import EXPERIMENTS, SUITES
 from cubemesh.networks import NETWORKS
 from cubemesh.store.location import default_path
 
+pytestmark = pytest.mark.usefixtures("forked_servers")
+
 ROOT = Path(__file__).parents[2]
 Complete = Callable[..., list[str]]
 

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("forked_servers")
+
 pytest.importorskip("onnx")
 
 

@@ -17,6 +17,8 @@ from cubemesh.errors import StoreError
 from cubemesh.store import Store
 from patience import wait_until
 
+pytestmark = pytest.mark.usefixtures("forked_servers")
+
 NULL = ("--set", "framework=null", "--set", "ceiling=false")
 SLOW = (
     *("run", "minibatch", *NULL, "--set", "batch_sizes=1,2,3,4"),

@@ -11,6 +11,8 @@ from cubemesh.machines.catalogue.fields import read_toml
 from cubemesh.schema import SweepPoint
 from cubemesh.store.imports import nccl_tests_log
 
+pytestmark = pytest.mark.usefixtures("forked_servers")
+
 HEAD = """# Collective test starting: all_reduce_perf
 #  Rank  0 Group  0 Pid 1 on left device  0 [0x00] NVIDIA H200
 #  Rank  1 Group  0 Pid 2 on right device  0 [0x00] NVIDIA H200

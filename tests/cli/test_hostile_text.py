@@ -6,6 +6,8 @@ import pytest
 
 from cubemesh.store import Store
 
+pytestmark = pytest.mark.usefixtures("forked_servers")
+
 ESCAPE = "\x1b]0;title\x07\x1b[2J"
 HOSTILE = f"{ESCAPE}\x9b31m\u202e\u2066"
 LOG = f"""# Collective test starting: all_reduce_perf

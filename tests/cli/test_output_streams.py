@@ -14,6 +14,8 @@ from cubemesh.store import Store
 from cubemesh.user_folders import data_folder
 from patience import wait_until
 
+pytestmark = pytest.mark.usefixtures("forked_servers")
+
 RUN = (
     *("run", "minibatch", "--set", "framework=null", "--set", "ceiling=false"),
     *("--set", "batch_sizes=8,16"),

@@ -16,6 +16,8 @@ import pytest
 from cubemesh.store import Store
 from patience import wait_until
 
+pytestmark = pytest.mark.usefixtures("forked_servers")
+
 RUN = (
     *("run", "minibatch", "--set", "framework=null", "--set", "ceiling=false"),
     *("--set", "batch_sizes=8"),
@@ -45,14 +47,21 @@ def ended(words, **options) -> subprocess.CompletedProcess[str]:
     return done
 
 
+def forked(forkserver, *words: str, **options) -> subprocess.CompletedProcess[str]:
+    """As `ended`, for a fork of a process that has imported the command."""
+    done = forkserver.run(*words, **options)
+    assert "Traceback" not in done.stderr, done.stderr
+    return done
+
+
 def command(*words: str) -> list[str]:
     return [sys.executable, "-m", "cubemesh", *words]
 
 
-def test_a_full_cache_folder_is_named(tmp_path, small_disk):
+def test_a_full_cache_folder_is_named(forkserver, tmp_path, small_disk):
     fill(small_disk)
-    environment = os.environ | {"XDG_CACHE_HOME": str(small_disk)}
-    done = ended(command(*RUN, "--store", str(tmp_path / "s.db")), env=environment)
+    full = {"XDG_CACHE_HOME": str(small_disk)}
+    done = forked(forkserver, *RUN, "--store", str(tmp_path / "s.db"), environment=full)
     assert done.returncode == 1
     assert f"{small_disk}/cubemesh/runs" in done.stderr
     assert os.strerror(errno.ENOSPC) in done.stderr
@@ -75,14 +84,16 @@ NullProgram.train_step = fill_then_step
 """
 
 
-def test_a_cache_folder_that_becomes_full_is_the_outcome_of_the_run(tmp_path, small_disk):
+def test_a_cache_folder_that_becomes_full_is_the_outcome_of_the_run(
+    forkserver, tmp_path, small_disk
+):
     """The run goes on for want of a reason to end, and ends with the cause."""
     store = tmp_path / "s.db"
     code = FULL_BEFORE_THE_FIRST_STEP.format(disk=str(small_disk))
     (tmp_path / "sitecustomize.py").write_text(code)
     own = {"XDG_CACHE_HOME": str(small_disk)}
     own["PYTHONPATH"] = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
-    done = ended(command(*RUN, "--store", str(store)), env=os.environ | own)
+    done = forked(forkserver, *RUN, "--store", str(store), environment=own)
     assert done.returncode == 1, done.stderr
     with Store.open(str(store), read_only=True) as opened:
         (record,) = opened.records()
@@ -116,7 +127,7 @@ checkpoint_writer.save = save_on_a_full_disk
 """
 
 
-def test_a_training_goes_on_while_the_cache_folder_is_full(tmp_path, small_disk):
+def test_a_training_goes_on_while_the_cache_folder_is_full(forkserver, tmp_path, small_disk):
     """Its worker fills the disk at step 10, until the command has told so, and frees it at 20."""
     pytest.importorskip("torch")
     store, code = (
@@ -130,14 +141,11 @@ def test_a_training_goes_on_while_the_cache_folder_is_full(tmp_path, small_disk)
         *("train", "little-cnn", "--epochs", "2", "--checkpoint-every", "10", "--restarts", "0"),
         *("--set", "device=cpu", "--set", "threads=1", "--set", "image_size=8"),
     )
-    process = subprocess.Popen(
-        command(*words, "--checkpoints", str(tmp_path / "checkpoints"), "--store", str(store)),
-        env=os.environ | own,
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
+    process = forkserver.start(
+        *(*words, "--checkpoints", str(tmp_path / "checkpoints"), "--store", str(store)),
+        environment=own,
+        stdout=os.open(os.devnull, os.O_WRONLY),
     )
-    assert process.stderr is not None
     told = [line for line in process.stderr if _told(line, tmp_path / "enough")]
     assert process.wait() == 0, told
     (message,) = told
@@ -181,12 +189,11 @@ def test_a_report_needs_no_home(store, tmp_path):
 
 
 @pytest.mark.parametrize("limit_kib", [2_000_000, 6_000_000])
-def test_a_renderer_without_room_is_named(store, tmp_path, limit_kib):
+def test_a_renderer_without_room_is_named(forkserver, store, tmp_path, limit_kib):
     page = tmp_path / "page.html"
     page.write_text("earlier")
-    words = command("report", "--store", store, "--output", str(page))
-    limits = (limit_kib << 10, resource.getrlimit(resource.RLIMIT_AS)[1])
-    done = ended(words, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, limits))
+    words = ("report", "--store", store, "--output", str(page))
+    done = forked(forkserver, *words, limits={resource.RLIMIT_AS: limit_kib << 10})
     assert done.returncode == 1
     assert "ulimit -v" in done.stderr
     assert done.stderr.count("\n") == 1
@@ -239,10 +246,9 @@ def test_a_second_sigterm_ends_a_report_at_once(tmp_path):
     assert done.stderr == ""
 
 
-def test_too_few_open_files_are_named(tmp_path):
-    limits = (10, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
-    words = command(*RUN, "--store", str(tmp_path / "s.db"))
-    done = ended(words, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, limits))
+def test_too_few_open_files_are_named(forkserver, tmp_path):
+    words = (*RUN, "--store", str(tmp_path / "s.db"))
+    done = forked(forkserver, *words, limits={resource.RLIMIT_NOFILE: 10})
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("cubemesh: ")
     assert os.strerror(errno.EMFILE) in done.stderr

@@ -12,6 +12,8 @@ import cubemesh
 from cubemesh.errors import StoreError, UsageError
 from cubemesh.exports import FORMATS, format_of
 
+pytestmark = pytest.mark.usefixtures("forked_servers")
+
 SCRIPT = "step=0.002,per_sample=0.0001,jitter=0.02"
 
 

@@ -11,6 +11,8 @@ from cubemesh.schema import Figure
 from cubemesh.store import Store
 from stored_benchmarks import RECORDS
 
+pytestmark = pytest.mark.usefixtures("forked_servers")
+
 mlp_compliance = pytest.importorskip("mlperf_logging.compliance_checker.mlp_compliance")
 mlp_parser = pytest.importorskip("mlperf_logging.compliance_checker.mlp_parser")
 mllog = pytest.importorskip("mlperf_logging.mllog.mllog")

@@ -11,6 +11,8 @@ from cubemesh.papers.published import claims
 from cubemesh.papers.replay import documents, replay, replayed
 from cubemesh.schema import ExperimentRun, ProgramSettings
 
+pytestmark = pytest.mark.usefixtures("forked_servers")
+
 
 def test_the_answer_of_a_replay(steps, machine):
     records = steps("little-cnn", {16: 0.016, 64: 0.064 / 1.2})

@@ -14,12 +14,13 @@ import importlib
 import io
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import IO
 
@@ -99,9 +100,12 @@ class Forkserver:
         stderr: int | None = subprocess.PIPE,
         environment: dict[str, str] | None = None,
         ignored: Sequence[int] = (),
+        folder: str | None = None,
+        limits: Mapping[int, int] | None = None,
     ) -> Forked:
         """`cubemesh` with these arguments, in a session of its own; it ignores the signals
-        `ignored`. A stream is PIPE, a file descriptor, or None: it is closed."""
+        `ignored`. A stream is PIPE, a file descriptor, or None: it is closed. `limits` are soft
+        ones of `resource`; `folder` is where it works, that of the tests if None."""
         given, reads, ours = [os.open(os.devnull, os.O_RDONLY)], [], []
         ours.append(given[0])
         for stream in (stdout, stderr):
@@ -114,7 +118,8 @@ class Forkserver:
             "environment": {**os.environ, **(environment or {})},
             "closed": [n for n, stream in ((1, stdout), (2, stderr)) if stream is None],
             "ignored": list(map(int, ignored)),
-            "folder": os.getcwd(),
+            "folder": folder or os.getcwd(),
+            "limits": list((limits or {}).items()),
         }
         socket.send_fds(self._socket, [json.dumps(request).encode()], given)
         for number in ours:
@@ -208,6 +213,8 @@ def become(request: dict, files: Sequence[int]) -> None:
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
+    for number, soft in request["limits"]:
+        resource.setrlimit(number, (soft, resource.getrlimit(number)[1]))
     sys.argv = ["cubemesh", *request["words"]]
 
 

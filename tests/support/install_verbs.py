@@ -1,12 +1,16 @@
 """Runs command lines of cubemesh in this process, with a stdout that lacks characters.
 
-As a script, in another environment for tests/test_install.py, it reads a JSON list of command lines
-from stdin and writes a list of [exit code, output] to the file that is its only argument. An
-exception is the exit code -1.
+As a script, in another environment for tests/test_install.py, it is a server: it reads one request
+a line from stdin, runs it in a fork, which writes a list of [exit code, output] to a file, and
+answers with a line. After a rehearsal, which is run in a fork as well, it has imported what those
+command lines import, and computed nothing. An exception is the exit code -1.
 """
 
+import importlib
 import io
 import json
+import os
+import site
 import sys
 import traceback
 from collections.abc import Sequence
@@ -33,8 +37,53 @@ def run(words: Sequence[str], encoding: str = "ascii") -> tuple[int, str]:
     return code, out.buffer.getvalue().decode(encoding)
 
 
-if __name__ == "__main__":
+def rehearse(request: dict) -> list[str]:
+    """The names of the modules that `request`, run in a fork, imports."""
+    reads, writes = os.pipe()
+    if not (pid := os.fork()):
+        os.close(reads)
+        become(request)
+        for words in request["lines"]:
+            run(words)
+        with os.fdopen(writes, "w") as file:
+            json.dump([*sys.modules], file)
+        os._exit(0)
+    os.close(writes)
+    with os.fdopen(reads) as file:
+        names = json.load(file)
+    os.waitpid(pid, 0)
+    return names
+
+
+def become(request: dict) -> None:
+    """Be a process of the environment of `request`, in its folder."""
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    sys.executable, sys.prefix = request["python"], request["prefix"]
+    if request["packages"] not in sys.path:
+        site.addsitedir(request["packages"])
+    importlib.invalidate_caches()
+
+
+def serve() -> None:
+    """Fork for each request until the tests close stdin."""
     command_tree.build_once()
-    found = [run(words) for words in json.load(sys.stdin)]
-    with open(sys.argv[1], "w") as file:
-        json.dump(found, file)
+    for text in sys.stdin:
+        request = json.loads(text)
+        if request.get("rehearsal"):
+            for name in rehearse(request):
+                importlib.import_module(name)
+            print("0", flush=True)
+            continue
+        if not (pid := os.fork()):
+            become(request)
+            found = [run(words) for words in request["lines"]]
+            with open(request["found"], "w") as file:
+                json.dump(found, file)
+            os._exit(0)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+
+
+if __name__ == "__main__":
+    serve()

@@ -5,6 +5,7 @@ import json
 import math
 from typing import Any
 
+import altair
 import pytest
 import vl_convert
 from hypothesis import given, settings
@@ -54,6 +55,12 @@ def test_log_axis_has_the_values_that_were_run_as_ticks():
     assert x["scale"] == {"type": "log", "base": 2, "nice": False, "padding": 16}
     svg = inline_svg(spec)
     assert all(f">{value}</text>" in svg for value in (1, 2, 4, 8))
+
+
+@pytest.mark.parametrize("kind", ["line", "bar", "scatter"])
+def test_a_specification_is_valid_by_the_schema_of_vega_lite(kind):
+    lines = (line(10.0, None, 40.0, spread=1.0), line(9.0, 19.0, name="far", role="forecast"))
+    altair.LayerChart.from_dict(vega_lite(chart(*lines, kind=kind)))
 
 
 def test_missing_point_is_a_cross_on_the_baseline_with_its_reason():

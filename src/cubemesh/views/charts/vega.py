@@ -57,7 +57,7 @@ def vega_lite(
         picture = picture.properties(title=alt.TitleParams(**heading))
     if width == "container":
         picture = picture.properties(autosize=alt.AutoSizeParams(type="fit-x", contains="padding"))
-    spec: dict[str, Any] = picture.to_dict()
+    spec: dict[str, Any] = picture.to_dict(validate=False)
     spec["config"] = CONFIG
     del spec["$schema"]  # avoids a warning of a newer Vega-Lite
     return spec
