@@ -4,8 +4,8 @@
     python benchmarks/chaos.py --minutes 5 --seed 7 --json chaos.json
     python benchmarks/chaos.py --actions 40 --kinds question,report      # seconds
 
-Some activities run at a time, each a real command in a process of its own. At random moments, half
-of `--pause` apart on average, there is a fault: SIGKILL of a command, a worker's server, a rank or
+Some activities run at a time, each a real command in a process of its own. At random moments,
+every half of `--pause` on average, there is a fault: SIGKILL of a command, a worker's server, a rank or
 an agent; SIGSTOP of one, and SIGCONT later; a full disk below the store and the folder of runs (a
 small tmpfs); SIGQUIT for a PostgreSQL server, and its restart. The seed decides which. Then the
 faults end, waiting activities complete, and it is checked that
