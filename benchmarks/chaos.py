@@ -5,10 +5,10 @@
     python benchmarks/chaos.py --actions 40 --kinds question,report      # seconds
 
 Some activities run at a time, each a real command in a process of its own. At random moments,
-every half of `--pause` on average, there is a fault: SIGKILL of a command, a worker's server, a rank or
-an agent; SIGSTOP of one, and SIGCONT later; a full disk below the store and the folder of runs (a
-small tmpfs); SIGQUIT for a PostgreSQL server, and its restart. The seed decides which. Then the
-faults end, waiting activities complete, and it is checked that
+every half of `--pause` on average, there is a fault: SIGKILL of a command, a worker's server, a
+rank or an agent; SIGSTOP of one, and SIGCONT later; a full disk below the store and the folder of
+runs (a small tmpfs); SIGQUIT for a PostgreSQL server, and its restart. The seed decides which. Then
+the faults end, waiting activities complete, and it is checked that
 
     every record that a command acknowledged is in its store exactly once
     every training, resumed to its end, has the weights of an undisturbed one, bit for bit
