@@ -76,7 +76,8 @@ def built(files):
             accuracy=0.99,
             precisions=["int8"],
             engines=["onnxruntime"],
-            seconds=0.1,
+            seconds=0.01,
+            threads=1,
         )
 
 
@@ -125,7 +126,8 @@ def test_a_network_that_keeps_the_accuracy_is_not_searched(files, monkeypatch):
         accuracy=0.8,
         precisions=["int8"],
         engines=["onnxruntime"],
-        seconds=0.1,
+        seconds=0.01,
+        threads=1,
     )
     assert not any("mixed" in note.name for note in done.document.models)
 

@@ -486,7 +486,9 @@ def test_what_a_build_needs_is_named(onnx_file, tmp_path, built):
 def test_the_times_of_each_run_are_in_the_fields_of_trtexec(onnx_file, tmp_path):
     done = build_plan(str(onnx_file), tmp_path / "tiny.plan", **ONE_ENGINE)
     file = tmp_path / "times.json"
-    measured = infer_plan(done.file, iterations=5, percentiles=[60], export_times=file, threads=1)
+    measured = infer_plan(
+        done.file, iterations=5, percentiles=[60], export_times=file, threads=1, warm_up=0.0
+    )
     runs = json.loads(file.read_text())
     assert len(runs) == 5
     assert runs[0]["startH2dMs"] == 0
@@ -509,7 +511,7 @@ def test_threads_belong_to_the_plan(onnx_file, tmp_path):
     done = build_plan(str(onnx_file), tmp_path / "one.plan", **{**ONE_ENGINE, "threads": 1})
     assert done.document.device == replace(device.this_device(), threads=1)
     assert isinstance(done.document.device, PlanDevice)
-    measured = infer_plan(done.file, iterations=3, threads=1)
+    measured = infer_plan(done.file, iterations=3, threads=1, warm_up=0.0)
     assert measured.iterations == 3
 
 
