@@ -1,16 +1,12 @@
 """Processes that save records, and the records they save.
 
-`python saving.py save STORE COUNT NAME...` forks a process for each NAME, all at once, that opens
-the store and saves COUNT records, printing the id of each once `save` has returned.
+`save` opens a store and saves records, printing the id of each once it is stored. `kill` forks such
+processes, one after the other, and ends each with SIGKILL: every other at a random moment of the
+first seconds, the rest at a random moment of the seconds after their first record, however slow the
+machine; a `*` in the location becomes the number of the process. `spool` leaves records in the
+spool, prints their ids and waits; `recover` takes in what waits.
 
-`python saving.py kill STORE KILLS SECONDS` forks such processes, one after the other, and ends each
-with SIGKILL: every other at a random moment of its first SECONDS, the rest at a random moment of
-the SECONDS after their first record, however slow the machine; a `*` in STORE becomes the number of
-the process.
-
-`python saving.py spool STORE NAME COUNT` leaves COUNT records in the spool, prints their ids and
-waits; `recover STORE` takes in what waits; `nowhere STORE` saves a record where no file can be
-written.
+`python saving.py STORE` saves a record where no file can be written.
 """
 
 import os
@@ -103,17 +99,6 @@ def save(location: str, name: str, count: int) -> None:
             os.write(sys.stdout.fileno(), f"{record.run_id}\n".encode())
 
 
-def together(location: str, count: int, names: list[str]) -> None:
-    children = []
-    for name in names:
-        children.append(os.fork())
-        if children[-1] == 0:
-            save(location, name, count)
-            os._exit(0)
-    ended = [os.waitpid(child, 0)[1] for child in children]
-    sys.exit(any(ended))
-
-
 def kill(location: str, kills: int, longest_s: float) -> None:
     chance = random.Random(1)
     for number in range(kills):
@@ -150,16 +135,10 @@ def nowhere(location: str) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
+def recover(location: str) -> None:
+    with Store.open(location) as store:
+        store.recover()
+
+
 if __name__ == "__main__":
-    verb, where, *rest = sys.argv[1:]
-    if verb == "save":
-        together(where, int(rest[0]), rest[1:])
-    elif verb == "spool":
-        spool(where, rest[0], int(rest[1]))
-    elif verb == "nowhere":
-        nowhere(where)
-    elif verb == "recover":
-        with Store.open(where) as store:
-            store.recover()
-    else:
-        kill(where, int(rest[0]), float(rest[1]))
+    nowhere(sys.argv[1])
