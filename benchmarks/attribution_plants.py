@@ -22,6 +22,7 @@ and `unattributed` within 2 %.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import subprocess
@@ -213,6 +214,7 @@ def throttled(args: argparse.Namespace) -> Iterator[Trial]:
         yield Trial(plant="throttled", losses=losses(record([parts], lost)))
 
 
+@functools.cache
 def recorded(folder: Path = RECORDS) -> tuple[list[Figure], list[tuple[Part, ...]]]:
     """From the stored runs on GPUs: what throttling took from the clock, where it took 5 % or
     more; and parts of steps that mostly compute."""

@@ -4,11 +4,11 @@
     python benchmarks/chaos.py --minutes 5 --seed 7 --json chaos.json
     python benchmarks/chaos.py --actions 40 --kinds question,report      # seconds
 
-Some activities run at a time, each a real command in a process of its own. At random moments, every
-1.5 s on average, there is a fault: SIGKILL of a command, a worker's server, a rank or an agent;
-SIGSTOP of one, and SIGCONT later; a full disk below the store and the folder of runs (a small
-tmpfs); SIGQUIT for a PostgreSQL server, and its restart. The seed decides which. Then the faults
-end, waiting activities complete, and it is checked that
+Some activities run at a time, each a real command in a process of its own. At random moments,
+every half of `--pause` on average, there is a fault: SIGKILL of a command, a worker's server, a
+rank or an agent; SIGSTOP of one, and SIGCONT later; a full disk below the store and the folder of
+runs (a small tmpfs); SIGQUIT for a PostgreSQL server, and its restart. The seed decides which. Then
+the faults end, waiting activities complete, and it is checked that
 
     every record that a command acknowledged is in its store exactly once
     every training, resumed to its end, has the weights of an undisturbed one, bit for bit
@@ -64,8 +64,6 @@ from cubemesh.training.checkpoint import load, steps_in
 SLOTS = 3
 """Activities at the same time."""
 KINDS = ("question", "training", "job", "report")
-MOST_PAUSE_S = 3.0
-"""Between two faults: mostly half of it."""
 PATIENCE_S = 900.0
 """Within so long after the last fault everything ends."""
 DISK_BYTES = 48 << 20
@@ -485,6 +483,9 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--actions", type=int, help="so many faults, in place of --minutes")
+    parser.add_argument(
+        "--pause", type=float, default=3.0, help="longest time between two faults, in seconds"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kinds", default=",".join(KINDS), help=f"of {', '.join(KINDS)}")
     parser.add_argument("--no-postgresql", action="store_true")
@@ -547,7 +548,7 @@ def run(world: World, given: argparse.Namespace) -> int:
         world.reap()
         while len(world.running) < SLOTS:
             world.start_any()
-        time.sleep(world.draw.uniform(0.0, MOST_PAUSE_S))
+        time.sleep(world.draw.uniform(0.0, given.pause))
         world.fault()
         faults += 1
     elapsed_s = time.monotonic() - began

@@ -13,6 +13,7 @@ place, as the noise of both programs. docs/statistics.md has the results.
 from __future__ import annotations
 
 import argparse
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -191,6 +192,7 @@ def moderated_coverage(rng: Rng, rounds: int, runs: int, population: Population)
     return covered / len(spreads)
 
 
+@functools.cache
 def stored_series(*, with_noisy: bool = True) -> list[Array]:
     """The logarithms of the window times of the runs on a CPU in benchmarks/records, each series
     around its mean time; optionally without runs that have a warning of noise, which no table

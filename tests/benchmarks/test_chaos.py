@@ -6,7 +6,7 @@ from cubemesh.store import Store
 
 
 def test_nothing_is_lost_or_left_after_a_few_faults(ran):
-    options = {"--actions": "4", "--kinds": "question,report", "--seed": "3"}
+    options = {"--actions": "4", "--pause": "0.5", "--kinds": "question,report", "--seed": "3"}
     output, found = ran("chaos", {**options, "--no-postgresql": "--no-postgresql"})
     assert "everything holds" in output
     assert found["wrong"] == []

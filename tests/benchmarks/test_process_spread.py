@@ -28,7 +28,7 @@ def drawn(spreads, rng, groups, spread, freedom, runs=2):
 @pytest.mark.parametrize(("spread", "freedom"), [(0.01, 2.0), (0.03, 8.0)])
 @pytest.mark.parametrize("runs", [2, 4])
 def test_the_fit_finds_the_distribution_of_the_variances(spreads, spread, freedom, runs):
-    found = spreads.fit(drawn(spreads, np.random.default_rng(1), 3000, spread, freedom, runs))
+    found = spreads.fit(drawn(spreads, np.random.default_rng(1), 1500, spread, freedom, runs))
     assert found.spread == pytest.approx(spread, rel=0.1)
     assert found.freedom == pytest.approx(freedom, rel=0.3)
 

@@ -47,6 +47,13 @@ def test_hangs():
 """
 
 
+FEW_PLUGINS = {
+    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    "PYTEST_PLUGINS": "xdist.plugin,pytest_timeout",
+}
+"""Plugins of the small suite: those whose options a run is given; others take a second to load."""
+
+
 def start(folder: Path, suite: str, *words: str) -> subprocess.Popen[str]:
     file = folder / "test_small.py"
     file.write_text(suite)
@@ -56,6 +63,7 @@ def start(folder: Path, suite: str, *words: str) -> subprocess.Popen[str]:
         [sys.executable, str(SOAK), *own, *words, *pytest_words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        env={**os.environ, **FEW_PLUGINS},
         text=True,
     )
 

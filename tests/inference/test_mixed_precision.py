@@ -76,7 +76,8 @@ def built(files):
             accuracy=0.99,
             precisions=["int8"],
             engines=["onnxruntime"],
-            seconds=0.1,
+            seconds=0.01,
+            threads=1,
         )
 
 
@@ -91,7 +92,7 @@ def test_only_the_operator_that_8_bits_destroy_goes_back_to_fp32(built, files):
     (proof,) = [p for p in document.proofs if p.model == choice.model]
     assert proof.verdict == "keeps"
     assert proof.ratio >= 0.99
-    with Plan.load(built.file) as plan, np.load(files / "samples.npz") as samples:
+    with Plan.load(built.file, threads=1) as plan, np.load(files / "samples.npz") as samples:
         scores = plan.run(samples["image"])
         assert np.mean(scores.argmax(axis=1) == samples["labels"]) >= 0.99
 
@@ -125,7 +126,8 @@ def test_a_network_that_keeps_the_accuracy_is_not_searched(files, monkeypatch):
         accuracy=0.8,
         precisions=["int8"],
         engines=["onnxruntime"],
-        seconds=0.1,
+        seconds=0.01,
+        threads=1,
     )
     assert not any("mixed" in note.name for note in done.document.models)
 

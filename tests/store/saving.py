@@ -1,14 +1,12 @@
 """Processes that save records, and the records they save.
 
-`python saving.py save STORE NAME COUNT` opens the store and saves COUNT records, printing the id
-of each once `save` has returned. `python saving.py kill STORE KILLS SECONDS` forks such processes,
-one after the other, and ends each with SIGKILL: every other at a random moment of its first
-SECONDS, the rest at a random moment of the SECONDS after their first record, however slow the
-machine; a `*` in STORE becomes the number of the process.
+`save` opens a store and saves records, printing the id of each once it is stored. `kill` forks such
+processes, one after the other, and ends each with SIGKILL: every other at a random moment of the
+first seconds, the rest at a random moment of the seconds after their first record, however slow the
+machine; a `*` in the location becomes the number of the process. `spool` leaves records in the
+spool, prints their ids and waits; `recover` takes in what waits.
 
-`python saving.py spool STORE NAME COUNT` leaves COUNT records in the spool, prints their ids and
-waits; `recover STORE` takes in what waits; `nowhere STORE` saves a record where no file can be
-written.
+`python saving.py STORE` saves a record where no file can be written.
 """
 
 import os
@@ -137,16 +135,10 @@ def nowhere(location: str) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
+def recover(location: str) -> None:
+    with Store.open(location) as store:
+        store.recover()
+
+
 if __name__ == "__main__":
-    verb, where, *rest = sys.argv[1:]
-    if verb == "save":
-        save(where, rest[0], int(rest[1]))
-    elif verb == "spool":
-        spool(where, rest[0], int(rest[1]))
-    elif verb == "nowhere":
-        nowhere(where)
-    elif verb == "recover":
-        with Store.open(where) as store:
-            store.recover()
-    else:
-        kill(where, int(rest[0]), float(rest[1]))
+    nowhere(sys.argv[1])

@@ -1,21 +1,15 @@
 """What was reported as stored is there after `kill -9`, and no writer loses another's work."""
 
-import subprocess
-import sys
 import threading
 
 from cubemesh.store import Store
-
-
-def start(saving, *arguments):
-    command = [sys.executable, saving.__file__, *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+from forked import Forked
 
 
 def test_twenty_kills_lose_nothing_that_was_reported(saving, location):
-    savers = start(saving, "kill", location, 20, 0.2)
-    reported = savers.communicate()[0].split()
-    assert savers.returncode == 0
+    text, code = Forked(saving.kill, location, 20, 0.1).communicate()
+    reported = text.split()
+    assert code == 0
     with Store.open(location) as store:
         store.check()
         kept = {record.run_id for record in store.records()}
@@ -27,9 +21,9 @@ def test_twenty_kills_lose_nothing_that_was_reported(saving, location):
 
 
 def test_kills_while_a_store_is_made_leave_one_that_opens(saving, tmp_path):
-    savers = start(saving, "kill", tmp_path / "*.sqlite", 10, 0.1)
-    reported = set(savers.communicate()[0].split())
-    assert savers.returncode == 0
+    text, code = Forked(saving.kill, str(tmp_path / "*.sqlite"), 10, 0.1).communicate()
+    reported = set(text.split())
+    assert code == 0
     kept = set()
     for number in range(10):
         with Store.open(str(tmp_path / f"{number}.sqlite")) as store:
@@ -39,13 +33,14 @@ def test_kills_while_a_store_is_made_leave_one_that_opens(saving, tmp_path):
 
 
 def test_two_processes_share_a_new_store(saving, location):
-    savers = [start(saving, "save", location, name, 50) for name in ("m1", "m2")]
-    outputs = [saver.communicate()[0].split() for saver in savers]
-    assert [saver.returncode for saver in savers] == [0, 0]
-    assert [len(ids) for ids in outputs] == [50, 50]
+    savers = [Forked(saving.save, location, name, 30) for name in ("m1", "m2")]
+    outputs = [saver.communicate() for saver in savers]
+    assert [code for _, code in outputs] == [0, 0]
+    reported = " ".join(text for text, _ in outputs).split()
+    assert len(reported) == 60
     with Store.open(location, read_only=True) as store:
-        assert {r.run_id for r in store.records()} == {*outputs[0], *outputs[1]}
-        assert len(store.records(machine_id="m2")) == 50
+        assert {r.run_id for r in store.records()} == set(reported)
+        assert len(store.records(machine_id="m2")) == 30
 
 
 def test_threads_share_a_store(store, saving):

@@ -4,8 +4,6 @@ runs were listed from columns."""
 import os
 import signal
 import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +15,7 @@ from cubemesh.store import ExperimentRun, Store, versions
 from cubemesh.store.migrations import MIGRATIONS
 from cubemesh.store.migrations.list_tables import add_list_tables
 from cubemesh.store.migrations.renamed_fields import SETTINGS, _settings, rename_fields
+from forked import Forked
 
 VERSION_1 = Path(__file__).with_name("version_1.sql")
 """Two experiment runs with four records: one alternating, one on two devices, one with warnings and
@@ -117,8 +116,7 @@ KILLED = {
 def test_a_migration_that_is_killed_changes_nothing(old, moment):
     with sqlite3.connect(old) as plain:
         before = list(plain.iterdump())
-    child = subprocess.run([sys.executable, __file__, moment, old], check=False)
-    assert child.returncode == -signal.SIGKILL
+    assert Forked(KILLED[moment], str(old)).wait() == -signal.SIGKILL
     assert version(old) == 1
     with sqlite3.connect(old) as plain:
         assert list(plain.iterdump()) == before
@@ -170,8 +168,7 @@ def test_version_2_is_migrated_and_a_kill_in_the_middle_loses_nothing(location, 
         store.save_experiment_run(run)
         rows = list(store.each_run())
     as_version_2(location)
-    child = subprocess.run([sys.executable, __file__, "linking", location], check=False)
-    assert child.returncode == -signal.SIGKILL
+    assert Forked(KILLED["linking"], location).wait() == -signal.SIGKILL
     engine = create_engine(location if "://" in location else f"sqlite:///{location}")
     assert "runs" not in inspect(engine).get_table_names()
     engine.dispose()
@@ -218,10 +215,6 @@ def test_settings_are_renamed_to_those_that_exist():
     for name, names in SETTINGS.items():
         known = EXPERIMENTS[name].settings.__dataclass_fields__
         assert {new.removesuffix("[]") for new in names.values() if new} <= set(known)
-
-
-if __name__ == "__main__":
-    KILLED[sys.argv[1]](sys.argv[2])
 
 
 def test_an_older_store_gets_the_tables_of_jobs_and_teams(old: Path) -> None:

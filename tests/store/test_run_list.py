@@ -1,6 +1,8 @@
 """Lists of runs: every filter and every order give what the records themselves give."""
 
 import math
+import shutil
+from contextlib import ExitStack
 
 import pytest
 
@@ -51,9 +53,32 @@ def template(database, templates, saving, request, tmp_path_factory):
     return templates[database]
 
 
+@pytest.fixture(scope="module")
+def opened():
+    """Filled stores that tests share, by the kind of database; closed at the end."""
+    with ExitStack() as stack:
+        yield stack, {}
+
+
 @pytest.fixture
-def filled(new_location, template):
-    """A store of 60 runs, of which every fifth has no figure."""
+def filled(database, template, opened, request, tmp_path_factory):
+    """A store of 60 runs, of which every fifth has no figure: tests only read it."""
+    stack, stores = opened
+    if database not in stores:
+        location = str(tmp_path_factory.mktemp("shared") / "shared.sqlite")
+        if database == "postgresql":  # a template with connections cannot be copied
+            server = request.getfixturevalue("_postgresql")
+            server.execute("create database filled_shared template filled")
+            location = server.url_of("filled_shared")
+        else:
+            shutil.copy(template, location)
+        stores[database] = stack.enter_context(Store.open(location))
+    return stores[database]
+
+
+@pytest.fixture
+def changed(new_location, template):
+    """A store as `filled`, of one test, which changes it."""
     with Store.open(new_location("results", template)) as store:
         yield store
 
@@ -197,12 +222,12 @@ def test_a_row_has_what_the_record_has(filled):
     assert filled.figure_names() == ["energy_per_sample_j", "throughput_per_s"]
 
 
-def test_runs_stored_between_two_pages_shift_nothing(filled, saving):
-    first = filled.list_runs(limit=10)
+def test_runs_stored_between_two_pages_shift_nothing(changed, saving):
+    first = changed.list_runs(limit=10)
     for i in range(100, 105):
-        filled.save(saving.make_record(i))
-    second = filled.list_runs(limit=10, after=first.next)
-    stored = [r.run_id for r in filled.records()][:60][::-1]
+        changed.save(saving.make_record(i))
+    second = changed.list_runs(limit=10, after=first.next)
+    stored = [r.run_id for r in changed.records()][:60][::-1]
     assert [r.run_id for r in (*first.rows, *second.rows)] == stored[:20]
 
 
@@ -215,8 +240,8 @@ def test_facets_count_the_other_filters(filled):
     assert sum(one.runs for one in facets["framework"]) == 4
 
 
-def test_runs_are_found_by_experiment_and_experiment_run(filled):
-    ids = [r.run_id for r in filled.records()]
+def test_runs_are_found_by_experiment_and_experiment_run(changed):
+    ids = [r.run_id for r in changed.records()]
     runs = [
         ExperimentRun(
             experiment_run_id=f"e{i}",
@@ -228,12 +253,12 @@ def test_runs_are_found_by_experiment_and_experiment_run(filled):
         for i, (name, own) in enumerate([("minibatch", ids[:6]), ("frameworks", ids[4:10])])
     ]
     for run in runs:
-        filled.save_experiment_run(run)
-        filled.save_experiment_run(run)
-    found = [row.run_id for row in filled.each_run(RunFilter(experiment="frameworks"))]
+        changed.save_experiment_run(run)
+        changed.save_experiment_run(run)
+    found = [row.run_id for row in changed.each_run(RunFilter(experiment="frameworks"))]
     assert found == ids[4:10]
-    assert [row.run_id for row in filled.each_run(RunFilter(experiment="e0"))] == ids[:6]
-    rows = {row.run_id: row for row in filled.each_run()}
+    assert [row.run_id for row in changed.each_run(RunFilter(experiment="e0"))] == ids[:6]
+    rows = {row.run_id: row for row in changed.each_run()}
     assert (rows[ids[5]].experiment, rows[ids[5]].experiment_run_id) == ("minibatch", "e0")
     assert rows[ids[20]].experiment is None
 

@@ -23,6 +23,7 @@ from cubemesh.schema import Cpu, Machine, Memory, RunRecord, Software
 from cubemesh.store import ExperimentRun, Store
 from cubemesh.store.location import locate
 from cubemesh.store.spool import Spool, Spooled
+from forked import Forked
 
 MACHINE = Machine(
     hostname="h", cpu=Cpu(), memory=Memory(), software=Software(python="3", system="Linux")
@@ -94,17 +95,12 @@ def test_a_locked_store_gets_later_what_was_measured(path, saving):
 def test_what_a_killed_process_has_spooled_is_taken_in_once(path, saving):
     Store.open(str(path)).close()
     with locked(path):
-        saver = subprocess.Popen(
-            [sys.executable, saving.__file__, "spool", str(path), "m1", "20"],
-            stdout=subprocess.PIPE,
-        )
-        assert saver.stdout is not None
-        ids = {saver.stdout.readline().decode().strip() for _ in range(20)}
-        saver.send_signal(signal.SIGKILL)
+        saver = Forked(saving.spool, str(path), "m1", 20)
+        with saver.stdout:
+            ids = {saver.stdout.readline().strip() for _ in range(20)}
+        os.kill(saver.pid, signal.SIGKILL)
         saver.wait()
-    takers = [
-        subprocess.Popen([sys.executable, saving.__file__, "recover", str(path)]) for _ in range(2)
-    ]
+    takers = [Forked(saving.recover, str(path)) for _ in range(2)]
     assert [taker.wait() for taker in takers] == [0, 0]
     with Store.open(str(path)) as store:
         assert store.recover() == 0
@@ -136,7 +132,7 @@ def test_a_full_disk_sends_records_to_the_state_folder(tmp_path, saving, own_fol
 def test_a_record_that_can_be_written_nowhere_is_printed(path, saving):
     """RLIMIT_FSIZE 0 ends every write to a file, as a full disk does."""
     done = subprocess.run(
-        [sys.executable, saving.__file__, "nowhere", str(path)],
+        [sys.executable, saving.__file__, str(path)],
         capture_output=True,
         text=True,
         check=True,

@@ -1,5 +1,7 @@
 """Small networks of the operators that have kernels on a GPU, as ONNX graphs with free batches."""
 
+import functools
+
 import numpy as np
 
 from cubemesh.inference.build import with_free_batch
@@ -10,6 +12,7 @@ from cubemesh.networks import build
 from cubemesh.onnx.engines import ENGINES
 from cubemesh.onnx.export import graph_of
 from cubemesh.onnx.writer import serialized
+from onnx_graphs import cheap_weights
 
 ZOO = {
     "little-cnn": {},
@@ -21,11 +24,15 @@ ZOO = {
 """Name → arguments that make it small."""
 
 
+@functools.cache
 def fp32(name):
-    """The optimized graph of a network of the zoo, with drawn weights."""
+    """The optimized graph of a network of the zoo, with weights made in little time."""
     network = build(name, **ZOO.get(name, {}))
-    graph = with_free_batch(graph_of(network, dict(network.draw(0))), {})
-    return optimize(graph)[0]
+    graph = with_free_batch(graph_of(network, cheap_weights(network)), {})
+    optimized = optimize(graph)[0]
+    for array in optimized.constants.values():
+        array.flags.writeable = False  # tests share them
+    return optimized
 
 
 def images(graph, count=2, seed=0):

@@ -4,19 +4,24 @@ changes nothing. A new page is tested by these."""
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import html.parser
 import json
 import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from cubemesh.store import Store
+from cubemesh.web.access import Access
+from cubemesh.web.app import Workbench
 from cubemesh.web.page import API, Page
 from cubemesh.web.pages import PAGES
-from cubemesh.web.security.gate import OPEN_FOLDER, OPEN_PATHS
+from cubemesh.web.security.gate import OPEN_FOLDER, OPEN_PATHS, Rules
 from cubemesh.web.security.limits import TooLargeError, TooSlowError, limited
 from patience import PATIENCE_S
 from web_pages import HOSTILE, OWN, TOKEN, Client, filled_in, patterns
@@ -27,7 +32,29 @@ each_route = pytest.mark.parametrize(("page", "path"), ROUTES, ids=IDS)
 each_page = pytest.mark.parametrize("page", PAGES, ids=[page.path for page in PAGES])
 
 
-@pytest.fixture(params=["real", "hostile"])
+@pytest.fixture(scope="module")
+def access() -> Access:
+    return Access(TOKEN)
+
+
+@pytest.fixture(scope="module")
+def bench(filled: Path, access: Access) -> Iterator[Workbench]:
+    """One application for all routes: no request of this file changes anything."""
+    with Store.open(str(filled)) as store:
+        yield Workbench(store, access, Rules(host_names=("lab.example.org",)), secure=False)
+
+
+@pytest.fixture(scope="module")
+def stranger(bench: Workbench) -> Client:
+    return Client(bench)
+
+
+@pytest.fixture(scope="module")
+def client(bench: Workbench, access: Access) -> Client:
+    return Client(bench, cookie=f"{access.cookie}={access.new_session()}")
+
+
+@pytest.fixture(scope="module", params=["real", "hostile"])
 def known(request: pytest.FixtureRequest, filled: Path) -> dict[str, str]:
     """Ids of a benchmark, or of runs whose names attack."""
     with Store.open(str(filled)) as store:
@@ -46,6 +73,12 @@ def known(request: pytest.FixtureRequest, filled: Path) -> dict[str, str]:
     }
 
 
+@pytest.fixture(scope="module")
+def answer(client: Client, known: dict[str, str]) -> Callable[[Page, str], httpx.Response]:
+    """The answer to who is logged in and gets a route, asked for once."""
+    return functools.cache(lambda page, path: client.get(filled_in(page, path, known)))
+
+
 def test_every_route_of_the_application_is_in_the_table(client: Client) -> None:
     own = {path for _, path in ROUTES}
     others = {route.path for route in client.bench.routes} - own
@@ -53,10 +86,8 @@ def test_every_route_of_the_application_is_in_the_table(client: Client) -> None:
 
 
 @each_route
-def test_a_route_answers_who_is_logged_in(
-    client: Client, page: Page, path: str, known: dict[str, str]
-) -> None:
-    found = client.get(filled_in(page, path, known))
+def test_a_route_answers_who_is_logged_in(answer: Any, page: Page, path: str) -> None:
+    found = answer(page, path)
     assert found.status_code == 200, found.text
     kind = "application/json" if path.startswith(API) else page.media
     assert found.headers["content-type"].startswith(kind)
@@ -67,12 +98,13 @@ def test_a_route_answers_who_is_logged_in(
 
 
 @each_route
-@pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
-def test_a_route_refuses_strangers(stranger: Client, page: Page, path: str, method: str) -> None:
-    found = stranger.ask(method, path.replace("{", "").replace("}", ""), headers={"origin": OWN})
-    assert found.status_code == (405 if method == "OPTIONS" else 401)
-    assert HOSTILE not in found.text
-    assert "set-cookie" not in found.headers
+def test_a_route_refuses_strangers(stranger: Client, page: Page, path: str) -> None:
+    path = path.replace("{", "").replace("}", "")
+    for method in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"):
+        found = stranger.ask(method, path, headers={"origin": OWN})
+        assert found.status_code == (405 if method == "OPTIONS" else 401), method
+        assert HOSTILE not in found.text
+        assert "set-cookie" not in found.headers
 
 
 def test_the_token_opens_the_pages_and_no_other_does(stranger: Client) -> None:
@@ -82,18 +114,13 @@ def test_the_token_opens_the_pages_and_no_other_does(stranger: Client) -> None:
 
 
 @each_route
-@pytest.mark.parametrize("host", ["evil.example.org", "127.0.0.1.evil.org", "10.1.2.3", ""])
-def test_a_route_refuses_another_host_name(
-    client: Client, page: Page, path: str, host: str
-) -> None:
-    assert client.get(path, headers={"host": host}).status_code == 403
+def test_a_route_refuses_another_host_name(client: Client, page: Page, path: str) -> None:
+    for host in ("evil.example.org", "127.0.0.1.evil.org", "10.1.2.3", ""):
+        assert client.get(path, headers={"host": host}).status_code == 403, host
 
 
 @each_route
-@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
-def test_a_page_of_another_site_changes_nothing(
-    client: Client, page: Page, path: str, method: str
-) -> None:
+def test_a_page_of_another_site_changes_nothing(client: Client, page: Page, path: str) -> None:
     for headers in (
         {},
         {"origin": "null"},
@@ -102,14 +129,13 @@ def test_a_page_of_another_site_changes_nothing(
         {"origin": OWN, "sec-fetch-site": "cross-site"},
         {"origin": OWN, "sec-fetch-site": "same-site"},
     ):
-        assert client.ask(method, path, headers=headers).status_code == 403
+        for method in ("POST", "PUT", "PATCH", "DELETE"):
+            assert client.ask(method, path, headers=headers).status_code == 403, (method, headers)
 
 
 @each_route
-def test_every_answer_has_the_headers(
-    client: Client, page: Page, path: str, known: dict[str, str]
-) -> None:
-    headers = client.get(filled_in(page, path, known)).headers
+def test_every_answer_has_the_headers(answer: Any, page: Page, path: str) -> None:
+    headers = answer(page, path).headers
     policy = dict(
         p.strip().partition(" ")[::2] for p in headers["content-security-policy"].split(";")
     )
@@ -148,9 +174,9 @@ class Elements(html.parser.HTMLParser):
 
 @each_page
 def test_names_that_attack_are_escaped_and_nothing_foreign_is_loaded(
-    client: Client, page: Page, known: dict[str, str]
+    answer: Any, page: Page
 ) -> None:
-    text = client.get(filled_in(page, page.path, known)).text
+    text = answer(page, page.path).text
     found = Elements()
     found.feed(text)
     assert found.handlers == []

@@ -21,6 +21,7 @@ from cubemesh.statistics import median
 from cubemesh.untrusted import clean, parse_json, shown_path
 
 WINDOW_S = 0.05
+"""Longest window; shorter ones where the fewest rounds would take longer than asked for."""
 FEWEST_ROUNDS, MOST_ROUNDS = 7, 25
 TIE = 1.02
 """Candidates closer than this are equal: the first in the given order is chosen."""
@@ -107,6 +108,7 @@ def interleaved_latencies(
     for name in remaining:  # the first run of an engine allocates
         candidates[name]()
         candidates[name]()
+    window_s = min(WINDOW_S, seconds / (FEWEST_ROUNDS * len(remaining)))
     begin = clock()
     for done in range(MOST_ROUNDS):
         enough = done >= FEWEST_ROUNDS
@@ -116,12 +118,12 @@ def interleaved_latencies(
                 break
         order.shuffle(remaining)
         for name in remaining:
-            windows[name].append(_window(candidates[name], clock))
+            windows[name].append(_window(candidates[name], window_s, clock))
     fastest = windows[min(windows, key=lambda name: median(windows[name]))]
     return {name: _latency(own, fastest) for name, own in windows.items()}
 
 
-def _window(run: Callable[[], object], clock: Callable[[], float]) -> float:
+def _window(run: Callable[[], object], window_s: float, clock: Callable[[], float]) -> float:
     """Seconds of a run, the mean over a window; the run before it warms the caches."""
     run()
     begin, runs = clock(), 0
@@ -129,7 +131,7 @@ def _window(run: Callable[[], object], clock: Callable[[], float]) -> float:
         run()
         runs += 1
         elapsed = clock() - begin
-        if elapsed >= WINDOW_S:
+        if elapsed >= window_s:
             return elapsed / runs
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import subprocess
 import sys
 from xml.etree import ElementTree
@@ -71,28 +72,45 @@ def test_unknown_format_is_refused_before_anything_is_written(sample, tmp_path):
     assert not (tmp_path / "x").exists()
 
 
-@pytest.mark.parametrize("missing", ["altair", "vl_convert", "jinja2"])
-def test_without_the_extra_the_message_names_it(missing):
-    code = (
-        f"import sys; sys.modules[{missing!r}] = None\n"
-        "from cubemesh.errors import UsageError\n"
-        "import cubemesh.views.terminal, cubemesh.views.json_output, cubemesh.views.progress\n"
-        "try:\n    import cubemesh.views.report.render\n"
-        "except UsageError as error:\n    print(error)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "pip install 'cubemesh[views]'" in done.stdout
+EXTRA = ("altair", "vl_convert", "jinja2")
+WITHOUT_THE_EXTRA = """
+import json, os, sys
+import cubemesh.views.terminal, cubemesh.views.json_output, cubemesh.views.progress
+from cubemesh.errors import UsageError
+
+print(json.dumps(sorted(sys.modules)), flush=True)
+for missing in sys.argv[1:]:
+    if (pid := os.fork()) == 0:
+        sys.modules[missing] = None
+        try:
+            import cubemesh.views.report.render
+        except UsageError as error:
+            print(json.dumps(str(error)), flush=True)
+        os._exit(0)
+    os.waitpid(pid, 0)
+"""
 
 
-def test_terminal_views_load_nothing_of_the_extra():
-    code = (
-        "import sys\n"
-        "import cubemesh.views.terminal, cubemesh.views.json_output, cubemesh.views.progress\n"
-        "print(sorted({'altair', 'jinja2', 'markupsafe', 'vl_convert', 'torch', 'pandas'}\n"
-        "             & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+@pytest.fixture(scope="module")
+def without_the_extra():
+    """Of a process with the terminal's views alone: its modules, and the message for each package
+    of the extra that is missing."""
+    command = [sys.executable, "-c", WITHOUT_THE_EXTRA, *EXTRA]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    modules, *messages = map(json.loads, done.stdout.splitlines())
+    return modules, messages
+
+
+def test_without_the_extra_the_message_names_it(without_the_extra):
+    _, messages = without_the_extra
+    assert len(messages) == len(EXTRA)
+    assert all("pip install 'cubemesh[views]'" in message for message in messages)
+
+
+def test_terminal_views_load_nothing_of_the_extra(without_the_extra):
+    modules, _ = without_the_extra
+    assert "cubemesh.views.terminal" in modules
+    assert {*EXTRA, "markupsafe", "torch", "pandas"}.isdisjoint(modules)
 
 
 def test_the_library_of_a_page_is_made_once_and_again_if_its_file_is_damaged(tmp_path, monkeypatch):

@@ -1,5 +1,7 @@
 import json
 
+import altair as alt
+
 from cubemesh.schema import Axis, Chart, Line, Point
 from cubemesh.views.charts.files import inline_svg
 from cubemesh.views.charts.vega import missing_points, vega_lite
@@ -50,6 +52,7 @@ def test_a_gap_has_its_reason():
 
 
 def test_it_can_be_drawn_with_its_values_in_it():
+    alt.LayerChart.from_dict(vega_lite(grid()))  # valid by altair's schema
     svg = inline_svg(vega_lite(grid()))
     for text in (">76<", ">50<", ">70<", ">0.001<", ">learning rate<"):
         assert text in svg

@@ -39,25 +39,29 @@ def vega_lite(
     is put into. Without `legend` or `title` the page has to show them itself.
     """
     import altair as alt  # here: see layers.py
+    from altair.utils.schemapi import debug_mode
 
     from cubemesh.views.charts.heatmap import heat_layers
     from cubemesh.views.charts.layers import Layers
 
-    if chart.kind == "heat":
-        layers, height = heat_layers(chart)
-    else:
-        frame = Frame(chart)
-        shown = legend and len(chart.lines) > 1
-        entries = alt.Legend(**legend_options(chart)) if shown else None
-        layers, height = list(Layers(frame, entries).all()), frame.height(height)
-    picture = alt.layer(*layers).properties(width=width, height=height)
+    options: dict[str, Any] = {"width": width}
     if title and chart.title:
         heading: dict[str, Any] = {"text": clean(chart.title)}
         heading |= {"subtitle": caption} if caption else {}
-        picture = picture.properties(title=alt.TitleParams(**heading))
+        options["title"] = alt.TitleParams(**heading)
     if width == "container":
-        picture = picture.properties(autosize=alt.AutoSizeParams(type="fit-x", contains="padding"))
-    spec: dict[str, Any] = picture.to_dict(validate=False)
+        options["autosize"] = alt.AutoSizeParams(type="fit-x", contains="padding")
+    # Validating each part again and again takes twice as long as drawing: a test does it.
+    with debug_mode(False):
+        if chart.kind == "heat":
+            layers, height = heat_layers(chart)
+        else:
+            frame = Frame(chart)
+            shown = legend and len(chart.lines) > 1
+            entries = alt.Legend(**legend_options(chart)) if shown else None
+            layers, height = list(Layers(frame, entries).all()), frame.height(height)
+        picture = alt.layer(*layers, height=height, **options)
+        spec: dict[str, Any] = picture.to_dict(validate=False)
     spec["config"] = CONFIG
     del spec["$schema"]  # avoids a warning of a newer Vega-Lite
     return spec
