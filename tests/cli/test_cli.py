@@ -120,6 +120,21 @@ def test_experiments_lists_every_setting(cubemesh, name: str):
     assert "precision" in {f["name"] for f in output["fields"]}
 
 
+def test_experiments_of_a_suite_in_their_order(cubemesh):
+    output = document(cubemesh("experiments", "doc-003", "--json"))
+    assert [e["experiment"] for e in output["experiments"]][-2:] == [
+        "time-to-accuracy",
+        "batch-accuracy",
+    ]
+    assert output["experiments"][0] == {
+        "experiment": "weak-scaling",
+        "reproduces": "Dell EMC 2016 [003], figure 2",
+        "settings": {"networks": "googlenet", "samples": "8192", "cpu": "true"},
+        "quick": False,
+    }
+    assert "networks=googlenet samples=8192" in cubemesh("experiments", "doc-003").stdout
+
+
 def test_run_prints_records_and_answer(ran):
     _, output = ran
     steps = output["records"][:3]
@@ -244,7 +259,7 @@ def test_unsupported_is_an_outcome_with_its_reason(cubemesh, tmp_path: Path):
 
 
 def test_a_ceiling_alone_is_not_a_measurement(cubemesh, tmp_path: Path):
-    command = (*MINIBATCH, "--set", "memory_limit_bytes=10000000", "--json")
+    command = (*MINIBATCH, "--set", "memory_limit_bytes=1000000", "--json")
     output = document(cubemesh(*command, "--store", str(tmp_path / "s.sqlite")), code=1)
     outcomes = {r["outcome"]: r["spec"]["work"]["kind"] for r in output["records"]}
     assert set(outcomes) == {"oom", "ok"}

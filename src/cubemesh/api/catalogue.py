@@ -7,6 +7,7 @@ import inspect
 import textwrap
 import types
 import typing
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, get_args
 
@@ -36,12 +37,25 @@ class ExperimentSummary:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SuiteExperiment:
+    """One experiment of a suite."""
+
+    experiment: str
+    reproduces: str
+    """The figure or table of a paper; empty for none."""
+    settings: Mapping[str, str]
+    """As on the command line."""
+    quick: bool
+    """Whether --quick includes it."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class SuiteSummary:
-    """A line of the list of suites."""
+    """A suite and its experiments, in order."""
 
     name: str
     summary: str
-    experiments: tuple[str, ...]
+    experiments: tuple[SuiteExperiment, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +121,9 @@ def list_experiments() -> Catalogue:
         ),
         suites=tuple(
             SuiteSummary(
-                name=n, summary=s.summary, experiments=tuple(a.experiment for a in s.entries)
+                name=n,
+                summary=s.summary,
+                experiments=tuple(SuiteExperiment(**e._asdict()) for e in s.entries),
             )
             for n, s in SUITES.items()
         ),

@@ -57,18 +57,24 @@ def experiments(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="List the settings of this experiment.", autocompletion=completion.experiments
+            help="List the settings of this experiment, or the experiments of this suite.",
+            autocompletion=completion.experiments_and_suites,
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List experiments, suites and frameworks. With a name, the settings of an experiment."""
+    """List experiments, suites and frameworks. With a name, the settings of an experiment or the
+    experiments of a suite."""
     from cubemesh import experiment_settings, list_experiments
     from cubemesh.views import catalogue as view
 
     if name is None:
         found = list_experiments()
         show(view.experiments_document(found), as_json, lambda c: view.print_experiments(c, found))
+        return
+    suite = next((s for s in list_experiments().suites if s.name == name), None)
+    if suite is not None:
+        show(view.suite_document(suite), as_json, lambda c: view.print_suite(c, suite))
         return
     one = experiment_settings(name)
     show(view.experiment_document(one), as_json, lambda c: view.print_experiment(c, one))

@@ -253,7 +253,9 @@ def collect_names() -> dict[str, Any]:
     return {
         "experiments": {e.name: e.question for e in listed.experiments},
         "suites": {s.name: s.summary for s in listed.suites},
-        "suite_experiments": {s.name: list(dict.fromkeys(s.experiments)) for s in listed.suites},
+        "suite_experiments": {
+            s.name: list(dict.fromkeys(e.experiment for e in s.experiments)) for s in listed.suites
+        },
         "networks": dict.fromkeys(NETWORKS, ""),
         "frameworks": frameworks,
         "strategies": dict.fromkeys(STRATEGIES, ""),

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from cubemesh.api.arguments import value_text
-from cubemesh.api.catalogue import Catalogue, ExperimentSettings, NetworkLayers
+from cubemesh.api.catalogue import Catalogue, ExperimentSettings, NetworkLayers, SuiteSummary
 from cubemesh.data.prepare.image_set import ImageSet
 from cubemesh.networks.describe import NetworkSummary
 from cubemesh.schema import Table
@@ -164,7 +164,7 @@ def print_experiments(console: Console, found: Catalogue) -> None:
     )
     note = (
         "`cubemesh run NAME` runs an experiment or a suite; `cubemesh experiments NAME` lists the "
-        "settings of an experiment; --json lists the experiments of a suite.\nPapers: "
+        "settings of an experiment or the experiments of a suite.\nPapers: "
         + "; ".join(f"{paper} {title}" for paper, title in PAPERS.items())
         + "."
     )
@@ -184,6 +184,27 @@ def print_experiment(console: Console, found: ExperimentSettings) -> None:
     ]
     columns = ("--set", "values", "default", "description")
     _print(console, table_of_texts(f"{found.name}: {found.question}", columns, rows))
+
+
+def suite_document(found: SuiteSummary) -> dict[str, Any]:
+    """The JSON of `cubemesh experiments SUITE`."""
+    return envelope("suite", **to_plain(found))
+
+
+def print_suite(console: Console, found: SuiteSummary) -> None:
+    """A line for each experiment."""
+    rows = [
+        (
+            e.experiment,
+            " ".join(f"{name}={value}" for name, value in e.settings.items()),
+            e.reproduces,
+            "yes" if e.quick else "no",
+        )
+        for e in found.experiments
+    ]
+    columns = ("experiment", "--set", "reproduces", "with --quick")
+    note = f"`cubemesh run {found.name}` runs them in this order."
+    _print(console, table_of_texts(f"{found.name}: {found.summary}", columns, rows), note=note)
 
 
 def _shape(shape: Sequence[int]) -> str:

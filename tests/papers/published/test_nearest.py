@@ -70,6 +70,7 @@ def test_on_the_record_itself():
         ("NVIDIA A100-SXM4-80GB", "A100 40GB", True),
         ("Tesla V100-SXM2-16GB", "V100 (DGX-1)", True),
         ("NVIDIA H200", "NVIDIA H200-SXM5-141GB", True),
+        ("NVIDIA H200", "H200 141GB, count not stated", True),
         ("NVIDIA GeForce GTX 1080", "GTX 1080 Ti", False),
         ("Maxwell Titan X", "GTX Titan X (Maxwell)", True),
         ("Pascal Titan X", "Maxwell Titan X", False),

@@ -249,8 +249,8 @@ class StepProfiler:
         rest_s = next(part.seconds for part in parts if part.name == UNATTRIBUTED)
         if abs(rest_s) > MOST_UNATTRIBUTED * step_s:
             cause = (
-                f"The measured parts add up to {100 * (1 - rest_s / step_s):.0f} % of the step, "
-                f"outside 98 to 102 %: {100 * abs(rest_s) / step_s:.0f} % is unattributed."
+                f"The measured parts add up to {100 * (1 - rest_s / step_s):.1f} % of the step, "
+                f"outside 98 to 102 %: {100 * abs(rest_s) / step_s:.1f} % is unattributed."
             )
             remedy = "Stop other programs and measure longer (seconds), or profile with trace=true."
             self.log.warning(warn("unattributed", cause, remedy))

@@ -66,7 +66,7 @@ def needed(name: str, generation: str, reading: str) -> Need:
             f"{UNKNOWN_S:g} s is assumed",
         )
     slowest = max(own or alike, key=lambda s: s.longest_s)
-    whose = "its power sensor" if own else f"the power sensor of its generation ({slowest.gpu})"
+    whose = "its power sensor" if own else f"a power sensor such as that of {slowest.gpu}"
     return Need(
         seconds=TIMES * slowest.longest_s,
         why=f"{whose} needs {TIMES} times {1000 * slowest.longest_s:g} ms",

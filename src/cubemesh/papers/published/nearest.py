@@ -95,14 +95,15 @@ def sweep(
 
 
 def same_device(first: str, second: str) -> bool:
-    """Whether two names mean one model; makers, form factors, memory sizes and power limits are
-    ignored. "NVIDIA A100-SXM4-80GB" is "A100 40GB"; "GTX 1080" is not "GTX 1080 Ti"."""
+    """Whether two names mean one model; makers, form factors, memory sizes, power limits and what
+    follows a comma are ignored. "NVIDIA A100-SXM4-80GB" is "A100 40GB"; "GTX 1080" is not "GTX 1080
+    Ti"."""
     model = _model(first)
     return bool(model) and model == _model(second)
 
 
 def _model(name: str) -> set[str]:
-    upper = re.sub(r"\bK40[CMT]\b", "K40", name.upper())  # the board's cooling
+    upper = re.sub(r"\bK40[CMT]\b", "K40", name.partition(",")[0].upper())  # the board's cooling
     words = set(re.findall(r"[A-Z0-9]+", upper)) - _MAKERS
     return {word for word in words if not _FORMS.fullmatch(word)}
 
