@@ -30,14 +30,16 @@ def audit_json(found: AuditResult) -> dict[str, Any]:
 
 
 def print_audit(console: Console, found: AuditResult) -> None:
-    """Each inconsistency: code, both figures, where it is shown, remedy."""
-    for one in found.inconsistencies:
+    """Each inconsistency: code, both figures, where it is shown, remedy. One that two answers show
+    alike is printed once."""
+    different = {(one.code, one.text, _place(one)): one for one in found.inconsistencies}.values()
+    for one in different:
         text = Text(f"{one.code}  ", style=f"bold {CAUTION}")
         text.append(clean(one.text), style="default")
         console.print(text, soft_wrap=True)
         console.print(Text(f"  {clean(_place(one))}", style=SOFT), soft_wrap=True)
         console.print(Text(f"  {clean(one.remedy)}", style=ACCENT), soft_wrap=True)
-    number = len(found.inconsistencies)
+    number = len(different)
     checked = f"{found.records} runs and {found.answers} answers checked"
     result = "nothing inconsistent" if not number else f"{number} inconsistent"
     console.print(Text(f"{checked}: {result}"), soft_wrap=True)
