@@ -10,7 +10,7 @@ from cubemesh.errors import UsageError
 from cubemesh.experiments import session
 from cubemesh.experiments.core.settings import request
 from cubemesh.experiments.registry import EXPERIMENTS, SUITES, Context, Scale
-from cubemesh.experiments.runner import run_experiment
+from cubemesh.experiments.runner import run_experiment, stored_result
 from cubemesh.experiments.session import resolve
 from cubemesh.experiments.suites import Suite, SuiteEntry
 from cubemesh.machines import probe
@@ -65,6 +65,9 @@ def test_no_run_starts_after_the_time_of_an_experiment(tmp_path):
         assert [r.spec.batch_per_device for r in found.records] == [8, 16]
         assert not found.experiment_run.complete
         assert found.answer.notes[0].startswith("Incomplete: the time for its runs ended")
+        assert "reduced" not in {w.code for w in found.answer.warnings}, "the time was the reason"
+        later = stored_result(experiment, found.experiment_run, store).answer
+        assert later.notes[0].startswith("Incomplete: not all of its runs have been made")
         again = ask(0.0)
         assert [r.run_id for r in again.records] == [r.run_id for r in found.records], "stored ones"
         whole = ask(None)

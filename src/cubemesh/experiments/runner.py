@@ -107,11 +107,7 @@ def run_experiment(
     if experiment.gather is not None:
         records += experiment.gather(request.settings, store, tuple(records))
     experiment_run = _saved(store, experiment_run, records, complete=not left_out)
-    answer = _answer_of(experiment, request.settings, experiment_run, records)
-    if left_out:
-        runs = "1 more run" if left_out == 1 else f"{left_out} more runs"
-        note = f"Incomplete: the time for its runs ended before at least {runs}."
-        answer = dataclasses.replace(answer, notes=(note, *answer.notes))
+    answer = _answer_of(experiment, request.settings, experiment_run, records, left_out)
     return ExperimentResult(experiment_run=experiment_run, records=tuple(records), answer=answer)
 
 
@@ -178,16 +174,33 @@ def _answer_of(
     settings: Any,
     experiment_run: ExperimentRun,
     records: Sequence[RunRecord],
+    left_out: int = 0,
 ) -> Answer:
-    """The answer with interleaved comparisons, the warning of simulated runs, and the figure of a
-    paper in its title."""
+    """The answer with interleaved comparisons, the warning of simulated runs, the figure of a
+    paper in its title, and a note if runs are missing: `left_out` of them, if that is known."""
     answer = experiment.answer(settings, records)
     if experiment.alternates:
         answer = with_comparisons(answer, records)
     answer = mark_simulated(answer, records)
+    if not experiment_run.complete:
+        answer = _incomplete(answer, left_out)
     if not experiment_run.reproduces:
         return answer
     return dataclasses.replace(answer, title=f"{experiment_run.reproduces} · {answer.title}")
+
+
+def _incomplete(answer: Answer, left_out: int) -> Answer:
+    """The answer with a note, in place of the warning that it has less than a paper by a rule."""
+    runs = "1 more run" if left_out == 1 else f"{left_out} more runs"
+    why = (
+        f"the time for its runs ended before at least {runs}" if left_out else "it was interrupted"
+    )
+    note = f"Incomplete: {why}. The same command continues with the runs that are missing."
+    return dataclasses.replace(
+        answer,
+        notes=(note, *answer.notes),
+        warnings=tuple(w for w in answer.warnings if w.code != "reduced"),
+    )
 
 
 def _prepare(

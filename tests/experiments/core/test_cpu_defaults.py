@@ -54,3 +54,13 @@ def test_every_reduction_is_in_the_warning(record_of):
     whole = TrainSteps(network="alexnet", batch_per_device=64)
     full = record_of(RunSpec(work=whole, budget=Budget(steps=100)))
     assert reductions([full], batch_per_device=64, steps=100) == ()
+
+
+def test_the_rule_for_cpus_is_not_said_of_a_gpu(record_of):
+    work = TrainSteps(network="alexnet", batch_per_device=8)
+    on_cpu = record_of(RunSpec(work=work))
+    (rank,) = on_cpu.ranks
+    on_gpu = dataclasses.replace(on_cpu, ranks=(dataclasses.replace(rank, device="cuda:0"),))
+    for record, said in ((on_cpu, True), (on_gpu, False)):
+        (warning,) = reductions([record], batch_per_device=64, steps=1)
+        assert ("On a CPU" in warning.cause) is said

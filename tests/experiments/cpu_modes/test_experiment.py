@@ -7,7 +7,7 @@ import pytest
 from answers import in_order
 from cubemesh.experiments.core.experiment import Context, Scale
 from cubemesh.experiments.cpu_modes.experiment import EXPERIMENT, Settings, modes
-from cubemesh.experiments.cpu_modes.report import CpuMode, gain
+from cubemesh.experiments.cpu_modes.report import CpuMode, gain, mode_of
 from cubemesh.experiments.registry import SUITES
 from cubemesh.papers.claims import check_records
 from cubemesh.papers.claims.evidence import Evidence
@@ -128,6 +128,16 @@ def test_no_significant_difference(two_cores, play, record_of):
     assert answer.findings[0].code == "default-fastest"
     assert answer.findings[0].remedy == ""
     assert "equal-configurations" in {f.code for f in answer.findings}
+
+
+def test_one_configuration_is_not_compared_with_itself(two_cores, play, record_of):
+    records = measured(two_cores, play, record_of, {})
+    default = [r for r in records if mode_of(r) == mode_of(records[0])]
+    answer = EXPERIMENT.answer(Settings(), default)
+    (only,) = answer.findings
+    assert only.code == "single-configuration"
+    assert only.text.startswith("little-cnn trains at ")
+    assert gain(default) is None
 
 
 def test_a_single_process_each_is_a_warning(two_cores, play, record_of):

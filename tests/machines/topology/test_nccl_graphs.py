@@ -84,6 +84,11 @@ def test_a_channel_between_hosts_begins_and_ends_at_its_adapter():
     assert cycle(ring.orders[0].order) == ("gpu0", "gpu1")
 
 
+def test_numbers_of_newer_versions_are_hexadecimal():
+    (ring,) = read_nccl_graphs(graphs(graph(4, [channel(("0", "0x1", "0xa"), net="0x2")])))
+    assert ring.orders[0].order == ("net2", "gpu0", "gpu1", "gpu10", "net2")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

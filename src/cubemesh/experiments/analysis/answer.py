@@ -21,13 +21,14 @@ def answer_of(
     warnings: Iterable[Warning] = (),
     notes: Iterable[str] = (),
 ) -> Answer:
-    """The answer from `records`, with `warnings` before those of the records."""
+    """The answer from `records`, with `warnings` before those of the records. A table without rows
+    is left out."""
     return Answer(
         experiment=experiment.name,
         question=experiment.question,
         title=title,
         findings=tuple(findings),
-        tables=tuple(tables),
+        tables=tuple(table for table in tables if table.rows),
         charts=tuple(charts),
         warnings=(*warnings, *(w for r in records for w in r.warnings)),
         run_ids=tuple(r.run_id for r in records),

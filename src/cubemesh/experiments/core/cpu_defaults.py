@@ -73,7 +73,12 @@ def reductions(
         less.append(f"{min(counts)} steps instead of {steps}")
     if absent := list(missing):
         less.append(f"without {', '.join(absent)}")
-    return reduced(less, RULE)
+    return reduced(less, rule_of(records))
+
+
+def rule_of(records: Iterable[RunRecord], rule: str = RULE) -> str:
+    """A rule for CPUs, if any of the records is of one."""
+    return rule if any(rank.device == "cpu" for r in records for rank in r.ranks) else ""
 
 
 def reduced(less: Sequence[str], rule: str = "") -> tuple[Warning, ...]:

@@ -132,7 +132,15 @@ def findings(
     judged = verdicts([ratio(top, rate_of(g)) for g in ranked[1:]])
     same = [(g, v) for g, v in zip(ranked[1:], judged, strict=True) if v.sign <= 0]
     equal = [g for g, _ in same]
-    if default is None:
+    if len(ranked) == 1:
+        yield Finding(
+            code="single-configuration",
+            text=f"{network} trains at {plus_minus(top)} {rate_unit(network)} with "
+            f"{best.key.words}. Only this configuration was measured: no comparison.",
+            value=top.value,
+            unit=rate_unit(network),
+        )
+    elif default is None:
         yield Finding(
             code="fastest-configuration",
             question=QUESTION,
@@ -169,12 +177,13 @@ def default_of(groups: Sequence[Group[CpuMode]]) -> Group[CpuMode] | None:
 
 def gain(records: Sequence[RunRecord]) -> tuple[str, Figure] | None:
     """The fastest configuration in words, and its throughput relative to the default; None if
-    these were not measured."""
+    the default or every other one was not measured."""
     groups = group_by(records, mode_of)
     default = default_of(groups)
-    if default is None:
+    measured = [group for group in groups if group.throughput is not None]
+    if default is None or len(measured) == 1:
         return None
-    best = max((g for g in groups if g.throughput is not None), key=lambda g: rate_of(g).value)
+    best = max(measured, key=lambda g: rate_of(g).value)
     return best.key.words, ratio(rate_of(best), rate_of(default))
 
 

@@ -283,7 +283,8 @@ def _reduced(settings: Settings, groups: Groups) -> tuple[Warning, ...]:
         ends = {c[-1].key.batch for c in curves(groups).values() if c[-1].throughput is not None}
         if ends and min(ends) < BATCHES[-1]:
             less.append(f"batch sizes up to {min(ends)} instead of {BATCHES[-1]}")
-    return reduction.reduced(less, RULE)
+    records = (record for group in groups for record in group.records)
+    return reduction.reduced(less, reduction.rule_of(records, RULE))
 
 
 EXPERIMENT = Experiment(

@@ -137,7 +137,7 @@ def _reductions(records: Sequence[RunRecord]) -> tuple[Warning, ...]:
         largest = max(_key(r)[1] for r in group.records)
         if documented and largest < max(documented):
             less.append(f"{group.key} at batch size {largest} instead of {max(documented)}")
-    return reduction.reduced(less, reduction.RULE)
+    return reduction.reduced(less, reduction.rule_of(records))
 
 
 def _key(record: RunRecord) -> Key:

@@ -4,8 +4,8 @@ NCCL writes the graphs that it searched where NCCL_GRAPH_DUMP_FILE points (NVIDI
 src/graph/search.cc, ncclTopoGetXmlFromGraphs): `graphs` holds a `graph` for each algorithm, with
 its pattern, the bandwidth of a channel in GB/s and the kinds of path, and this a `channel` for each
 channel with its `gpu`s in order and, on several hosts, the `net` at its begin and end. A GPU is
-named by its number on the host (`dev`), as in the topology (nccl_xml.py). Before use NCCL may
-double the channels.
+named by its number on the host (`dev`), as in the topology (nccl_xml.py); newer versions write it
+with C's `%#lx`: 0, 0x1, 0x2. Before use NCCL may double the channels.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ def _kind(element: XmlElement, attribute: str) -> str:
 
 def _number(element: XmlElement, attribute: str, file: str, most: float) -> float:
     text = element.attributes.get(attribute)
-    if text is not None and re.fullmatch(r"\d{1,9}(\.\d{1,9})?", text):
-        value = float(text)
+    if text is not None and re.fullmatch(r"\d{1,9}(\.\d{1,9})?|0x[0-9a-f]{1,16}", text):
+        value = float(int(text, 16) if text.startswith("0x") else text)
         if math.isfinite(value) and value <= most:
             return value
     given = "is missing" if text is None else f"is '{text[:40]}'"
