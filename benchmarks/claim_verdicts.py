@@ -4,8 +4,8 @@ else that by forecast or specification.
     python benchmarks/claim_verdicts.py benchmarks/records/*.sqlite --json FILE
 
 A claim is checked on all records of one experiment on one machine, whatever command they are of,
-except those with --quick. Of several machines the first that settles a claim counts, in the order
-of the files. Stores are copied before they are opened. docs/documents.md shows the file.
+except those with --quick. Of several machines the first that settles a claim counts: those with a
+GPU before others, as the papers measured GPUs, and of these the one with the latest file. Stores are copied before they are opened. docs/documents.md shows the file.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ Found = dict[tuple[str, str, str], tuple[Machine, dict[str, RunRecord]]]
 
 
 def gathered(files: list[Path]) -> Found:
-    """The records of all files by machine and experiment."""
+    """The records of all files by machine and experiment, those of machines with a GPU first."""
     found: Found = {}
     with tempfile.TemporaryDirectory() as folder:
-        for file in files:
+        for file in sorted(files, key=lambda file: file.name, reverse=True):
             copy = Path(shutil.copy(file, folder))
             with Store.open(str(copy)) as store:
                 for run in store.experiment_runs():
@@ -44,7 +44,7 @@ def gathered(files: list[Path]) -> Found:
                     key = (file.name, run.machine_id, run.experiment)
                     own = found.setdefault(key, (machine, {}))[1]
                     own.update((r.run_id, r) for r in store.records(run.run_ids))
-    return found
+    return dict(sorted(found.items(), key=lambda one: not one[1][0].gpus))
 
 
 def best(claim: Claim, found: Found) -> tuple[Verdict, str]:
