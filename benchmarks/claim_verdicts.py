@@ -5,7 +5,8 @@ else that by forecast or specification.
 
 A claim is checked on all records of one experiment on one machine, whatever command they are of,
 except those with --quick. Of several machines the first that settles a claim counts: those with a
-GPU before others, as the papers measured GPUs, and of these the one with the latest file. Stores are copied before they are opened. docs/documents.md shows the file.
+GPU before others, as the papers measured GPUs, and of these the one with the latest file. Stores
+are copied before they are opened. docs/documents.md shows the file.
 """
 
 from __future__ import annotations

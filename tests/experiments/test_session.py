@@ -54,7 +54,7 @@ def test_no_run_starts_after_the_time_of_an_experiment(tmp_path):
         Executor(store, machine=machine, runs_folder=tmp_path / "runs") as executor,
     ):
 
-        def ask(ends_s):
+        def ask(ends_s, texts=texts):
             context = Context(
                 machine=machine, scale=Scale.QUICK, clock=lambda: float(next(ticks)), ends_s=ends_s
             )
@@ -68,6 +68,9 @@ def test_no_run_starts_after_the_time_of_an_experiment(tmp_path):
         assert "reduced" not in {w.code for w in found.answer.warnings}, "the time was the reason"
         later = stored_result(experiment, found.experiment_run, store).answer
         assert later.notes[0].startswith("Incomplete: not all of its runs have been made")
+        none = ask(0.0, texts | {"batch_sizes": "64"})
+        assert none.answer.findings[0].text.startswith("No result yet: not all of its runs")
+        assert len(store.experiment_runs()) == 1, "what made no run is not stored"
         again = ask(0.0)
         assert [r.run_id for r in again.records] == [r.run_id for r in found.records], "stored ones"
         whole = ask(None)

@@ -24,6 +24,7 @@ from cubemesh.schema import (
     Answer,
     Environment,
     ExperimentRun,
+    Finding,
     RunRecord,
     RunSpec,
     new_experiment_run_id,
@@ -31,6 +32,7 @@ from cubemesh.schema import (
 from cubemesh.schema.serialization import from_plain, to_plain
 from cubemesh.store.damage import Damage, reason_of
 from cubemesh.training import manifest
+from cubemesh.units import format_devices
 from cubemesh.worker.validation import check_names
 
 if TYPE_CHECKING:
@@ -106,7 +108,8 @@ def run_experiment(
         store.save_machine(context.machine)  # as the executor does before the first run
     if experiment.gather is not None:
         records += experiment.gather(request.settings, store, tuple(records))
-    experiment_run = _saved(store, experiment_run, records, complete=not left_out)
+    if records or not left_out:  # an experiment without time for a run leaves nothing
+        experiment_run = _saved(store, experiment_run, records, complete=not left_out)
     answer = _answer_of(experiment, request.settings, experiment_run, records, left_out)
     return ExperimentResult(experiment_run=experiment_run, records=tuple(records), answer=answer)
 
@@ -177,11 +180,15 @@ def _answer_of(
     left_out: int = 0,
 ) -> Answer:
     """The answer with interleaved comparisons, the warning of simulated runs, the figure of a
-    paper in its title, and a note if runs are missing: `left_out` of them, if that is known."""
+    paper in its title, a finding at least, and a note if runs are missing: `left_out` of them, if
+    that is known."""
     answer = experiment.answer(settings, records)
     if experiment.alternates:
         answer = with_comparisons(answer, records)
     answer = mark_simulated(answer, records)
+    if not answer.findings:
+        found = _nothing_found(records, experiment_run.complete)
+        answer = dataclasses.replace(answer, findings=(found,))
     if not experiment_run.complete:
         answer = _incomplete(answer, left_out)
     if not experiment_run.reproduces:
@@ -189,13 +196,22 @@ def _answer_of(
     return dataclasses.replace(answer, title=f"{experiment_run.reproduces} · {answer.title}")
 
 
+def _nothing_found(records: Sequence[RunRecord], complete: bool) -> Finding:
+    """What is said of an experiment whose runs have no finding."""
+    if not complete:
+        return Finding(code="incomplete", text="No result yet: not all of its runs have been made.")
+    most = max((r.spec.placement.devices for r in records), default=0)
+    runs = "1 run was" if len(records) == 1 else f"{len(records)} runs were"
+    on = f", on at most {format_devices(most)}" if most else ""
+    return Finding(code="nothing-compared", text=f"Nothing to compare: {runs} made{on}.")
+
+
 def _incomplete(answer: Answer, left_out: int) -> Answer:
     """The answer with a note, in place of the warning that it has less than a paper by a rule."""
     runs = "1 more run" if left_out == 1 else f"{left_out} more runs"
-    why = (
-        f"the time for its runs ended before at least {runs}" if left_out else "it was interrupted"
-    )
-    note = f"Incomplete: {why}. The same command continues with the runs that are missing."
+    ended = f"the time for its runs ended before at least {runs}"
+    why = ended if left_out else "not all of its runs have been made"
+    note = f"Incomplete: {why}. The same command continues with those that are missing."
     return dataclasses.replace(
         answer,
         notes=(note, *answer.notes),

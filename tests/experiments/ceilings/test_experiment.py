@@ -121,7 +121,7 @@ def test_several_disks_are_compared_with_their_sum(machine, play, measured):
     assert in_order(disks["disk-bandwidth"].text, "/a and /b", "0.5 × the sum", "2 GB/s", "RAID 0")
     assert "sum of each alone" in disks["disk-write-bandwidth"].text
     assert "Disk read and write" in disks["disk-mixed-bandwidth"].text
-    names = [row[0].text for row in answer.tables[1].rows]
+    names = [row[0].text for row in answer.tables[0].rows]
     assert names[1:4] == ["disk read, /a", "disk write, /a", "disk read and write, /a"]
     assert names[-1] == "disk read and write, /a + /b"
 

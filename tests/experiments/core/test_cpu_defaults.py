@@ -5,7 +5,7 @@ import pytest
 from cubemesh.experiments.core.cpu_defaults import batch, image_size, reductions
 from cubemesh.experiments.registry import Context, Scale
 from cubemesh.networks import NETWORKS, build
-from cubemesh.schema import Budget, Gpu, RunSpec, TrainSteps
+from cubemesh.schema import Budget, Gpu, Rank, RunSpec, TrainSteps
 
 
 def with_gpu(machine):
@@ -56,11 +56,10 @@ def test_every_reduction_is_in_the_warning(record_of):
     assert reductions([full], batch_per_device=64, steps=100) == ()
 
 
-def test_the_rule_for_cpus_is_not_said_of_a_gpu(record_of):
-    work = TrainSteps(network="alexnet", batch_per_device=8)
-    on_cpu = record_of(RunSpec(work=work))
-    (rank,) = on_cpu.ranks
-    on_gpu = dataclasses.replace(on_cpu, ranks=(dataclasses.replace(rank, device="cuda:0"),))
-    for record, said in ((on_cpu, True), (on_gpu, False)):
-        (warning,) = reductions([record], batch_per_device=64, steps=1)
-        assert ("On a CPU" in warning.cause) is said
+@pytest.mark.parametrize(("device", "said"), [("cpu", True), ("cuda:0", False)])
+def test_the_rule_for_cpus_is_not_said_of_a_gpu(record_of, device, said):
+    record = record_of(RunSpec(work=TrainSteps(network="alexnet", batch_per_device=8)))
+    rank = Rank(rank=0, host="", device=device, outcome=record.outcome)
+    record = dataclasses.replace(record, ranks=(rank,))
+    (warning,) = reductions([record], batch_per_device=64, steps=1)
+    assert ("On a CPU" in warning.cause) is said
