@@ -1,4 +1,4 @@
-"""Form of one experiment, which queues it as a job."""
+"""Form of one experiment, which queues it as a job, now or every night."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import Any
 from cubemesh.errors import UsageError, unknown_name
 from cubemesh.experiments.core.settings import settable, split
 from cubemesh.experiments.registry import EXPERIMENTS, Experiment
+from cubemesh.jobs.queue import JobQueue
+from cubemesh.jobs.schedules import Schedule
 from cubemesh.untrusted import clean
-from cubemesh.views.job_pages import job_json
+from cubemesh.views.job_pages import job_json, schedule_json
 from cubemesh.views.json_output import envelope
 from cubemesh.web.page import Acted, Asked, NotFoundError, Parameter, RefusedFormError
-from cubemesh.web.question_form import NOT_FROM_PAGES, OPTIONS, form_of, submit_form
-from cubemesh.web.queued import job_address, queue_of
+from cubemesh.web.question_form import NOT_FROM_PAGES, OPTIONS, form_of, hosts_of, submit_form
+from cubemesh.web.queued import job_address, queue_of, schedule_address
 
 PARAMETERS = (
     Parameter(name="job", summary="Fill the form in with the settings of this job, by its number."),
@@ -57,45 +59,56 @@ def _values_of_job(asked: Asked, experiment: Experiment) -> dict[str, str]:
 def document(asked: Asked) -> dict[str, Any]:
     """The fields of the form with their types and defaults."""
     experiment = _experiment(asked)
-    form = form_of(experiment.name, _values(asked, experiment), {})
+    form = form_of(experiment.name, _values(asked, experiment), {}, hosts_of(queue_of(asked)))
     return envelope(
         "experiment_form",
         name=experiment.name,
         question=experiment.question,
         settings=[asdict(field) for field in form["own"]],
         fields=[asdict(field) for field in (*form["common"], *form["others"])],
+        hosts=form["hosts"],
     )
 
 
 def act(asked: Asked, form: Mapping[str, tuple[str, ...]]) -> Acted:
     """Queue the experiment with the settings in the fields; several values between commas are a
-    sweep. `scale` is quick, default or full; `on_devices` auto, cpu or a number of GPUs;
-    `job_priority` a number."""
+    sweep. `scale` is quick, default or full; `on_devices` auto, cpu or a number of GPUs; `on_host`
+    a host with an agent; `job_priority` a number. With `when` nightly it is queued every night,
+    from `nightly_at` (UTC, 02:00), within `nightly_within` (4h), when the host is idle or, with
+    `nightly_load` any, has free devices."""
     experiment = _experiment(asked)
-    fields = dict(form)
+    fields, queue = dict(form), queue_of(asked)
     try:
-        job = submit_form(
-            queue_of(asked), asked.store, experiment.name, fields, who=asked.person.name
-        )
+        made = submit_form(queue, asked.store, experiment.name, fields, who=asked.person.name)
     except RefusedFormError as error:
         values = {name: given[-1] for name, given in fields.items()}
-        error.view = _view(experiment, values, error.fields, str(error))
+        error.view = _view(queue, experiment, values, error.fields, str(error))
         raise
-    return Acted(address=job_address(job.job_id), document=envelope("job", job=job_json(job)))
+    if isinstance(made, Schedule):
+        return Acted(
+            address=schedule_address(made.schedule_id),
+            document=envelope("schedule", schedule=schedule_json(made)),
+        )
+    return Acted(address=job_address(made.job_id), document=envelope("job", job=job_json(made)))
 
 
 def view(asked: Asked) -> dict[str, Any]:
     """The form, empty or with the settings of a job."""
     experiment = _experiment(asked)
-    return _view(experiment, _values(asked, experiment), {}, "")
+    return _view(queue_of(asked), experiment, _values(asked, experiment), {}, "")
 
 
 def _view(
-    experiment: Experiment, values: Mapping[str, str], problems: Mapping[str, str], problem: str
+    queue: JobQueue,
+    experiment: Experiment,
+    values: Mapping[str, str],
+    problems: Mapping[str, str],
+    problem: str,
 ) -> dict[str, Any]:
+    shown = {name: clean(text, 1000) for name, text in problems.items()}
     return {
         "title": experiment.name,
         "experiment": experiment,
         "problem": clean(problem, 2000),
-        **form_of(experiment.name, values, {k: clean(v, 1000) for k, v in problems.items()}),
+        **form_of(experiment.name, values, shown, hosts_of(queue)),
     }

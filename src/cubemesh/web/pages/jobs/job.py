@@ -45,6 +45,7 @@ from cubemesh.web.queued import (
     job_address,
     job_of,
     left_text,
+    may_change,
     progress_text,
     queue_of,
     rows_of,
@@ -69,7 +70,7 @@ def document(asked: Asked) -> dict[str, Any]:
     job, queue = job_of(asked), queue_of(asked)
     step = _step(queue, asked.store, job)
     actions = [name for name, _ in _allowed(asked.person, job)]
-    actions += ["edit"] if _editable(job) and _may_change(asked.person, job) else []
+    actions += ["edit"] if _editable(job) and may_change(asked.person, job.submitter) else []
     return envelope(
         "job",
         job=job_json(job),
@@ -89,7 +90,7 @@ def act(asked: Asked, form: Mapping[str, tuple[str, ...]]) -> Acted:
     if action not in ACTIONS:
         raise UsageError(f"action={clean(action, 40)}: give one of {', '.join(ACTIONS)}.")
     before, queue, who = job_of(asked), queue_of(asked), asked.person.name
-    if action != "clone" and not _may_change(asked.person, before):
+    if action != "clone" and not may_change(asked.person, before.submitter):
         raise ForbiddenError(
             f"Job {before.job_id} is {clean(before.submitter, 80)}'s: a member may change own jobs "
             "and clone any. An administrator may change all."
@@ -184,15 +185,9 @@ def actions_of(job: QueuedJob) -> list[tuple[str, str]]:
     return [*found, ("clone", "Run again")]
 
 
-def _may_change(person: Person, job: QueuedJob) -> bool:
-    """Whether a person may change a job: an administrator any, a member their own."""
-    own = person.role >= Role.MEMBER and job.submitter == person.name
-    return own or person.role >= Role.ADMIN
-
-
 def _allowed(person: Person, job: QueuedJob) -> list[tuple[str, str]]:
     """The actions that a person may take."""
-    if _may_change(person, job):
+    if may_change(person, job.submitter):
         return actions_of(job)
     return [one for one in actions_of(job) if one[0] == "clone" and person.role >= Role.MEMBER]
 
@@ -203,7 +198,7 @@ def view(asked: Asked) -> dict[str, Any]:
     events = newest_events(queue, job.job_id, _LOG_KINDS, _LOG)
     children = queue.list(parent_id=job.job_id, limit=_MOST_JOBS) if job.children else []
     now, step = job.progress, _step(queue, asked.store, job)
-    may_change, member = _may_change(asked.person, job), asked.person.role >= Role.MEMBER
+    changes, member = may_change(asked.person, job.submitter), asked.person.role >= Role.MEMBER
     return {
         "title": f"Job {job.job_id}",
         "job": job,
@@ -214,8 +209,8 @@ def view(asked: Asked) -> dict[str, Any]:
         "agent": _agent(queue, job),
         "actions": _allowed(asked.person, job),
         "ask": _form(job) if member else "",
-        "can_reorder": job.state not in ENDED and may_change,
-        "edit": _edit_fields(job) if _editable(job) and may_change else [],
+        "can_reorder": job.state not in ENDED and changes,
+        "edit": _edit_fields(job) if _editable(job) and changes else [],
         "equivalence": None
         if step is None or not member
         else equivalence_fields(step.spec, asked.store.machine(step.machine_id)),
