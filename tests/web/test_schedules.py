@@ -14,12 +14,15 @@ import cubemesh as api
 import report_sample
 from cubemesh.jobs.queue import FreeDevices, JobQueue
 from cubemesh.jobs.schedules import DAY_S, Schedules
+from cubemesh.jobs.states import State
 from cubemesh.jobs.values import Agent, Question, Wants
+from cubemesh.schema import ExperimentRun
 from cubemesh.store import Store
 from cubemesh.team.audit_log import entries
 from cubemesh.web.app import Workbench
 from cubemesh.web.pages.jobs.schedules import ACTIONS
 from cubemesh.web.security.gate import Rules
+from held_jobs import hold
 from web_pages import HOSTILE, OWN, Client
 
 QUESTION = Question(names=("train",), settings=("framework=null",), no_cache=True)
@@ -65,7 +68,7 @@ def register(queue: JobQueue, hostname: str) -> None:
     )
 
 
-def after_days(queue: JobQueue, days: float) -> Schedules:
+def after_days(queue: JobQueue, days: int) -> Schedules:
     """The schedules as an agent sees them at 03:00 so many days after today."""
     with queue.database.read() as connection:
         then = (queue.clock(connection) // DAY_S + days) * DAY_S + 3 * 3600.0
@@ -194,6 +197,51 @@ def test_the_list_has_what_became_of_the_nights(
     assert found["next_utc"]
     with Store.open(queue.database.location.name, read_only=True) as reading:
         assert api.list_schedules(store=reading) == Schedules(queue).list()
+
+
+def test_the_last_night_has_its_answer(
+    member: Client, schedules: Schedules, queue: JobQueue, store: Store
+) -> None:
+    sample = report_sample.sample()
+    store.save_machine(sample.machine)
+    for record in sample.records.values():
+        store.save(record, sample.series.get(record.run_id, ()))
+    runs = tuple(sample.records)
+    for number in range(2):  # the second reuses the runs
+        store.save_experiment_run(
+            ExperimentRun(
+                experiment_run_id=f"{number:012x}",
+                experiment="minibatch",
+                machine_id=sample.machine.machine_id,
+                started_utc=f"2026-11-2{number}T02:00:00+00:00",
+                run_ids=runs,
+                complete=True,
+            )
+        )
+    question = Question(names=("minibatch",), settings=("framework=null",), no_cache=True)
+    schedules.add(question, NONE, at_s=2 * 3600)
+    after_days(queue, 2).submit_due("a", FreeDevices(hostname="here"))
+    lease = hold(queue)
+    for run_id in runs:
+        lease.add_run(run_id)
+    assert member.get("/api/v1/schedules").json()["schedules"][0]["result"] is None, "it runs"
+    lease.end(State.DONE)
+    found = member.get("/api/v1/schedules").json()["schedules"][0]["result"]
+    assert found["experiment_run_id"] == f"{0:012x}"
+    page = member.get("/schedules").text
+    assert f'<a href="/answers/{0:012x}">' in page
+    assert found["text"][:20] in page
+
+
+def test_a_night_says_why_its_job_failed(
+    member: Client, schedules: Schedules, queue: JobQueue
+) -> None:
+    schedules.add(QUESTION, NONE, at_s=2 * 3600)
+    (job_id,) = after_days(queue, 2).submit_due("a", FreeDevices(hostname="here"))
+    hold(queue).end(State.FAILED, f"A run crashed {HOSTILE}")
+    page = member.get("/schedules").text
+    assert f"job {job_id}, failed: A run crashed" in page
+    assert "<img" not in page
 
 
 def test_schedules_of_a_host(member: Client, schedules: Schedules) -> None:

@@ -58,7 +58,7 @@ class Night:
     state: State | None
     """The state of its job, as it was when it was read."""
     why: str
-    """Why it was skipped; empty with a job."""
+    """Why it was skipped, or why its job is in its state; a sentence, or empty."""
     said_utc: str
 
 
@@ -156,7 +156,7 @@ class Schedules:
             rows = connection.execute(_current().order_by(schedules.c.schedule_id)).all()
             nights: dict[int, list[Night]] = defaultdict(list)
             ids = [row.schedule_id for row in rows]
-            own = select(schedule_nights, jobs.c.state)
+            own = select(schedule_nights, jobs.c.state, jobs.c.why.label("job_why"))
             own = own.outerjoin(jobs, jobs.c.job_id == schedule_nights.c.job_id)
             own = own.where(schedule_nights.c.schedule_id.in_(ids))
             for one in connection.execute(own.order_by(schedule_nights.c.night.desc())):
@@ -375,7 +375,7 @@ def _night_of(row: Row[Any]) -> Night:
         night=row.night,
         job_id=row.job_id,
         state=None if row.state is None else State(row.state),
-        why=row.why,
+        why=row.why or row.job_why or "",
         said_utc=row.said_utc,
     )
 

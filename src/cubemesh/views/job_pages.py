@@ -136,11 +136,13 @@ def next_text(schedule: Schedule) -> str:
 
 
 def night_text(night: Night) -> str:
-    """`2026-11-25: job 41, done`, `2026-11-25: skipped, no suitable agent was running`."""
+    """`2026-11-25: job 41, done`, `2026-11-25: skipped, no suitable agent was running`,
+    `2026-11-25: job 41, failed: …`."""
     if night.job_id is None:
         return f"{night.night}: skipped, {night.why}"
     state = "" if night.state is None else f", {night.state}"
-    return f"{night.night}: job {night.job_id}{state}"
+    why = f": {night.why}" if night.why else ""
+    return f"{night.night}: job {night.job_id}{state}{why}"
 
 
 def print_schedules(console: Console, schedules: Sequence[Schedule]) -> None:

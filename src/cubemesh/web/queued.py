@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from cubemesh.errors import UsageError
@@ -84,8 +84,13 @@ def rows_of(jobs: Iterable[QueuedJob]) -> list[dict[str, Any]]:
     ]
 
 
-def schedule_rows(schedules: Iterable[Schedule], person: Person) -> list[dict[str, Any]]:
-    """Schedules as a template shows them, with what a person may do with each."""
+def schedule_rows(
+    schedules: Iterable[Schedule],
+    person: Person,
+    results: Mapping[int, Mapping[str, str]] | None = None,
+) -> list[dict[str, Any]]:
+    """Schedules as a template shows them, with what a person may do with each, and the results of
+    their last night by the schedule's number."""
     return [
         {
             "schedule_id": one.schedule_id,
@@ -99,6 +104,7 @@ def schedule_rows(schedules: Iterable[Schedule], person: Person) -> list[dict[st
             "last": _night_row(one.nights[0]) if one.nights else None,
             "before": [_night_row(night) for night in one.nights[1:]],
             "may_change": may_change(person, one.submitter),
+            "result": (results or {}).get(one.schedule_id),
         }
         for one in schedules
     ]

@@ -7,6 +7,7 @@ from typing import Any
 
 from cubemesh.errors import UsageError
 from cubemesh.jobs.schedules import Schedule, Schedules
+from cubemesh.jobs.states import State
 from cubemesh.team.roles import Role
 from cubemesh.untrusted import clean
 from cubemesh.views.job_pages import schedule_json
@@ -14,6 +15,7 @@ from cubemesh.views.json_output import envelope
 from cubemesh.web.forms import check_fields, one
 from cubemesh.web.page import Acted, Asked, ForbiddenError, NotFoundError, Parameter
 from cubemesh.web.queued import may_change, queue_of, schedule_address, schedule_rows
+from cubemesh.web.stored import results_of
 
 PARAMETERS = (
     Parameter(name="host", summary="Only schedules whose job this host may run, by its name."),
@@ -21,6 +23,8 @@ PARAMETERS = (
 ACTIONS = ("pause", "resume", "delete")
 """What a form can ask of a schedule."""
 _MOST_DIGITS = 9
+_MOST_RUNS = 200
+"""The answer of an experiment run of more is left to its own page: it takes seconds."""
 
 
 def _listed(asked: Asked) -> list[Schedule]:
@@ -31,8 +35,38 @@ def _listed(asked: Asked) -> list[Schedule]:
 
 def document(asked: Asked) -> dict[str, Any]:
     """The nightly schedules, as `cubemesh jobs schedules --json` prints them: the oldest first,
-    each with its newest nights."""
-    return envelope("schedules", schedules=[schedule_json(each) for each in _listed(asked)])
+    each with its newest nights, and the `result` of the last one, if it is done."""
+    listed = _listed(asked)
+    results = _results(asked, listed)
+    return envelope(
+        "schedules",
+        schedules=[
+            schedule_json(each) | {"result": results.get(each.schedule_id)} for each in listed
+        ],
+    )
+
+
+def _results(asked: Asked, listed: list[Schedule]) -> dict[int, dict[str, str]]:
+    """The answers of the last nights that are done, of schedules of one experiment, by the number
+    of the schedule."""
+    queue, store = queue_of(asked), asked.store
+    found = {}
+    for each in listed:
+        last = each.nights[0] if each.nights else None
+        names = each.question.names
+        if last is None or last.state is not State.DONE or len(names) != 1:
+            continue
+        measured = set(queue.get(last.job_id or 0).run_ids)
+        own = (one for one in store.experiment_runs(names[0]) if measured & set(one.run_ids))
+        first = next(own, None)  # later ones reuse its runs
+        if first is None or len(first.run_ids) > _MOST_RUNS:
+            continue
+        for result in results_of(store, [first]):
+            found[each.schedule_id] = {
+                "experiment_run_id": first.experiment_run_id,
+                "text": result.answer.findings[0].text if result.answer.findings else "Its answer",
+            }
+    return found
 
 
 def act(asked: Asked, form: Mapping[str, tuple[str, ...]]) -> Acted:
@@ -68,8 +102,9 @@ def act(asked: Asked, form: Mapping[str, tuple[str, ...]]) -> Acted:
 
 def view(asked: Asked) -> dict[str, Any]:
     """The list, with the forms that the person may send."""
+    listed = _listed(asked)
     return {
-        "schedules": schedule_rows(_listed(asked), asked.person),
+        "schedules": schedule_rows(listed, asked.person, _results(asked, listed)),
         "host": clean(asked.one("host"), 80),
         "member": asked.person.role >= Role.MEMBER,
     }
