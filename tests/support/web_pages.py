@@ -22,6 +22,7 @@ from cubemesh.store import Store
 from cubemesh.web.app import Workbench
 from cubemesh.web.page import Page
 from cubemesh.web.pages import PAGES
+from scripted_clock import Clock
 
 RECORDS = Path(__file__).parents[2] / "benchmarks" / "records" / "2026-11-21-one-h200.sqlite"
 TOKEN = "a-token-of-the-tests"
@@ -102,10 +103,12 @@ def fill_schedules(queue: JobQueue, real: Question, attack: Question) -> None:
     hostile = schedules.add(attack, wants, at_s=0, submitter=HOSTILE)
     with queue.database.read() as connection:
         day = queue.clock(connection) // DAY_S + 1
+    clock = Clock()
     for hours in (1, 5):  # in the window, and after it
-        then = (24 * day + hours) * 3600.0
-        later = Schedules(JobQueue(queue.database, lambda connection, then=then: then))
-        later.submit_due("agent-of-the-tests", FreeDevices(hostname="lab"), lambda: HOSTILE)
+        clock.now = (24 * day + hours) * 3600.0
+        Schedules(JobQueue(queue.database, clock)).submit_due(
+            "agent-of-the-tests", FreeDevices(hostname="lab"), lambda: HOSTILE
+        )
     assert schedules.get(hostile.schedule_id).nights
 
 
