@@ -127,7 +127,12 @@ def test_a_member_changes_own_schedules_an_administrator_all_a_viewer_none(
     }
     of_own = {f"Pause schedule {own}", f"Delete schedule {own}"}
     of_other = {f"Pause schedule {other}", f"Delete schedule {other}"}
-    assert buttons == {Role.VIEWER: set(), Role.MEMBER: of_own, Role.ADMIN: of_own | of_other}
+    copies = {f"Copy schedule {number}" for number in (own, other)}
+    assert buttons == {
+        Role.VIEWER: set(),
+        Role.MEMBER: of_own | copies,
+        Role.ADMIN: of_own | of_other | copies,
+    }
     for action in ("pause", "resume", "delete"):
         assert do(Role.VIEWER, own, action) == 403
         assert do(Role.MEMBER, other, action) == 403

@@ -4,6 +4,7 @@ paused, resumed and deleted."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -175,6 +176,32 @@ def test_a_form_is_opened_for_every_night(member: Client, queue: JobQueue) -> No
     assert 'value="nightly" checked' in again
     assert 'name="framework" value="null"' in again
     assert member.get("/api/v1/ask/train").json()["hosts"] == ["node3"]
+
+
+def test_a_schedule_is_copied(member: Client, schedules: Schedules, queue: JobQueue) -> None:
+    register(queue, "node3")
+    form = {"epochs": "3", "scale": "quick", "job_priority": "-7", "on_host": "node3"}
+    window = {"nightly_at": "23:30", "nightly_within": "1h1m1s", "nightly_load": "any"}
+    assert ask(member, {**NIGHTLY, **form, **window}).status_code == 303
+    (made,) = schedules.list()
+    address = f"/ask/train?schedule={made.schedule_id}"
+    assert f'href="{address}"' in member.get("/schedules").text
+    page = member.get(address).text
+    fields = dict(re.findall(r'<input id="f-\w+" name="(\w+)" value="([^"]+)"', page))
+    fields |= dict.fromkeys(("when", "scale", "on_host", "nightly_load"), "")
+    for name in ("when", "scale", "on_host", "nightly_load"):
+        fields[name] = {**NIGHTLY, **form, **window}[name]
+        assert re.search(rf"{fields[name]}\W[^>]*(checked|selected)|selected>{fields[name]}", page)
+    assert ask(member, fields).status_code == 303
+    _, copy = schedules.list()
+    assert sorted(copy.question.settings) == sorted(made.question.settings)
+    ignored = dict.fromkeys(("schedule_id", "made_utc", "name", "question"))
+    assert vars(copy) | ignored == vars(made) | ignored
+    assert copy.question.scale == "quick"
+    assert member.get("/ask/train?schedule=9").status_code == 404
+    assert member.get(f"/ask/minibatch?schedule={made.schedule_id}").status_code == 400
+    other = schedules.add(Question(names=("train",), against=("batch=2",)), NONE, at_s=0)
+    assert f"?schedule={other.schedule_id}" not in member.get("/schedules").text
 
 
 def test_the_list_has_what_became_of_the_nights(

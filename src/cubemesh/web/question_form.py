@@ -18,7 +18,7 @@ from typing import Any
 from cubemesh.api.arguments import value_text
 from cubemesh.api.catalogue import Setting, experiment_settings
 from cubemesh.errors import BusyError, CubemeshError, StoreError, UsageError
-from cubemesh.experiments.core.settings import parse_value, spec_fields
+from cubemesh.experiments.core.settings import parse_value, spec_fields, split
 from cubemesh.experiments.registry import EXPERIMENTS, Context, Scale
 from cubemesh.jobs.queue import JobQueue
 from cubemesh.jobs.schedules import MOST_WITHIN_S, WITHIN_S, Schedule, Schedules, parse_hour
@@ -61,6 +61,7 @@ OPTIONS = ("scale", "on_devices", "on_host", "job_priority", "when", *NIGHTLY)
 _WHEN = ("now", "nightly")
 _LOADS = ("idle", "any")
 _AT = "02:00"
+_UNITS = ((3600, "h"), (60, "m"), (1, "s"))
 _SCALES = ("quick", "default", "full")
 
 
@@ -151,6 +152,35 @@ def _planned(experiment: str) -> Mapping[str, Any]:
         name: value
         for name, value in first.items()
         if name not in own and all(one.get(name) == value for one in each)
+    }
+
+
+def experiment_with_form(question: Question) -> str:
+    """The experiment whose form has all settings of a question; empty where none has."""
+    keys = {line.partition("=")[0].strip().replace("-", "_") for line in question.settings}
+    plain = not (question.against or question.pythons or keys & NOT_FROM_PAGES)
+    single = len(question.names) == 1 and question.names[0] in EXPERIMENTS
+    return question.names[0] if plain and single else ""
+
+
+def values_of(question: Question) -> dict[str, str]:
+    """The fields of a form that asks a question."""
+    found = {k: v for k, v in split(question.settings).items() if k not in NOT_FROM_PAGES}
+    return found | {"scale": question.scale or ""}
+
+
+def values_of_schedule(schedule: Schedule) -> dict[str, str]:
+    """The fields of a form that makes the same schedule."""
+    wants, within_s = schedule.wants, schedule.within_s
+    divisor, unit = next(one for one in _UNITS if within_s % one[0] == 0)
+    return values_of(schedule.question) | {
+        "on_devices": str(wants.devices) if wants.device == "gpu" else "",
+        "on_host": wants.host or "",
+        "job_priority": str(schedule.priority or ""),
+        "when": "nightly",
+        "nightly_at": schedule.at,
+        "nightly_within": f"{within_s // divisor}{unit}",
+        "nightly_load": "idle" if schedule.when_idle else "any",
     }
 
 

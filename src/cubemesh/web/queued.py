@@ -20,6 +20,7 @@ from cubemesh.views.facts.run import series_name
 from cubemesh.views.formatting import number
 from cubemesh.views.job_pages import next_text, night_text, when_text
 from cubemesh.web.page import Asked, NotFoundError
+from cubemesh.web.question_form import experiment_with_form
 
 _MOST_DIGITS = 15
 
@@ -104,6 +105,7 @@ def schedule_rows(
             "last": _night_row(one.nights[0]) if one.nights else None,
             "before": [_night_row(night) for night in one.nights[1:]],
             "may_change": may_change(person, one.submitter),
+            "ask": experiment_with_form(one.question) if person.role >= Role.MEMBER else "",
             "result": (results or {}).get(one.schedule_id),
         }
         for one in schedules

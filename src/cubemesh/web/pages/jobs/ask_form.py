@@ -10,16 +10,27 @@ from cubemesh.errors import UsageError, unknown_name
 from cubemesh.experiments.core.settings import settable, split
 from cubemesh.experiments.registry import EXPERIMENTS, Experiment
 from cubemesh.jobs.queue import JobQueue
-from cubemesh.jobs.schedules import Schedule
+from cubemesh.jobs.schedules import Schedule, Schedules
 from cubemesh.untrusted import clean
 from cubemesh.views.job_pages import job_json, schedule_json
 from cubemesh.views.json_output import envelope
 from cubemesh.web.page import Acted, Asked, NotFoundError, Parameter, RefusedFormError
-from cubemesh.web.question_form import NOT_FROM_PAGES, OPTIONS, form_of, hosts_of, submit_form
+from cubemesh.web.question_form import (
+    NOT_FROM_PAGES,
+    OPTIONS,
+    form_of,
+    hosts_of,
+    submit_form,
+    values_of,
+    values_of_schedule,
+)
 from cubemesh.web.queued import job_address, queue_of, schedule_address
 
 PARAMETERS = (
     Parameter(name="job", summary="Fill the form in with the settings of this job, by its number."),
+    Parameter(
+        name="schedule", summary="Fill the form in to make the same schedule, by its number."
+    ),
     Parameter(name="set", summary="Fill a field in: `epochs=20`.", repeats=True),
 )
 _MOST_NUMBER = 10**9 - 1
@@ -33,13 +44,13 @@ def _experiment(asked: Asked) -> Experiment:
 
 
 def _values(asked: Asked, experiment: Experiment) -> dict[str, str]:
-    """What the form begins with: the settings of a job, and those that are given."""
+    """What the form begins with: the settings of a job or a schedule, and those that are given."""
     given = split(asked.all("set"), "set")
     known = {*settable(experiment), *OPTIONS} - NOT_FROM_PAGES
     for name in given:
         if name not in known:
             raise unknown_name("field", clean(name, 40), known, plural="fields")
-    return _values_of_job(asked, experiment) | given
+    return _values_of_job(asked, experiment) | _values_of_schedule(asked, experiment) | given
 
 
 def _values_of_job(asked: Asked, experiment: Experiment) -> dict[str, str]:
@@ -52,8 +63,22 @@ def _values_of_job(asked: Asked, experiment: Experiment) -> dict[str, str]:
         raise NotFoundError(f"There is no job {job_id}. The page Jobs lists them.") from None
     if question.names != (experiment.name,):
         raise UsageError(f"Job {job_id} is not a job of {experiment.name}.")
-    found = {k: v for k, v in split(question.settings).items() if k not in NOT_FROM_PAGES}
-    return found | {"scale": question.scale or ""}
+    return values_of(question)
+
+
+def _values_of_schedule(asked: Asked, experiment: Experiment) -> dict[str, str]:
+    if not asked.one("schedule"):
+        return {}
+    number = asked.number("schedule", 1, _MOST_NUMBER)
+    try:
+        schedule = Schedules(queue_of(asked)).get(number)
+    except UsageError:
+        raise NotFoundError(
+            f"There is no schedule {number}. The page Schedules lists them."
+        ) from None
+    if schedule.question.names != (experiment.name,):
+        raise UsageError(f"Schedule {number} is not a schedule of {experiment.name}.")
+    return values_of_schedule(schedule)
 
 
 def document(asked: Asked) -> dict[str, Any]:
@@ -93,7 +118,7 @@ def act(asked: Asked, form: Mapping[str, tuple[str, ...]]) -> Acted:
 
 
 def view(asked: Asked) -> dict[str, Any]:
-    """The form, empty or with the settings of a job."""
+    """The form, empty or with the settings of a job or a schedule."""
     experiment = _experiment(asked)
     return _view(queue_of(asked), experiment, _values(asked, experiment), {}, "")
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from cubemesh.errors import CubemeshError, UsageError
 from cubemesh.experiments.core.settings import split
-from cubemesh.experiments.registry import EXPERIMENTS
 from cubemesh.jobs import slurm
 from cubemesh.jobs.feed import newest_events
 from cubemesh.jobs.queue import JobQueue
@@ -35,7 +34,7 @@ from cubemesh.web.equivalence_form import equivalence_fields
 from cubemesh.web.forms import check_fields, one
 from cubemesh.web.listing import outcome_words
 from cubemesh.web.page import Acted, Asked, ForbiddenError, Parameter
-from cubemesh.web.question_form import NOT_FROM_PAGES
+from cubemesh.web.question_form import experiment_with_form
 from cubemesh.web.queued import (
     dot_of,
     expected_of,
@@ -208,7 +207,7 @@ def view(asked: Asked) -> dict[str, Any]:
         "why": clean(job.why, 1000),
         "agent": _agent(queue, job),
         "actions": _allowed(asked.person, job),
-        "ask": _form(job) if member else "",
+        "ask": experiment_with_form(job.question) if member else "",
         "can_reorder": job.state not in ENDED and changes,
         "edit": _edit_fields(job) if _editable(job) and changes else [],
         "equivalence": None
@@ -319,15 +318,6 @@ def _agent(queue: JobQueue, job: QueuedJob) -> str:
     """The host of the agent that holds a job."""
     found = next((one for one in queue.agents() if one.agent_id == job.agent_id), None)
     return clean(found.hostname, 80) if found and job.agent_id else ""
-
-
-def _form(job: QueuedJob) -> str:
-    """The experiment whose form has all settings of a job; empty where none has."""
-    question = job.question
-    keys = {line.partition("=")[0].strip().replace("-", "_") for line in question.settings}
-    plain = not (question.against or question.pythons or keys & NOT_FROM_PAGES)
-    single = len(question.names) == 1 and question.names[0] in EXPERIMENTS
-    return question.names[0] if plain and single else ""
 
 
 def command_of(job: QueuedJob) -> str:
