@@ -184,11 +184,8 @@ def test_a_job_is_paused_and_resumed_by_its_buttons(
         assert queue.get(job.job_id).state is State.STOPPED
 
 
-@pytest.mark.parametrize("scripts", [True, False])
-def test_a_schedule_is_made_and_changed_by_keyboard(
-    tab: Any, site: Any, filled: Path, scripts: bool
-) -> None:
-    page = tab(390, "dark", scripts=scripts)
+def test_a_schedule_is_made_and_changed_by_keyboard_without_scripts(tab: Any, site: Any) -> None:
+    page = tab(390, "dark", scripts=False)
     page.goto(f"{site[0]}/ask/train")
     hour = page.get_by_label("From, UTC")
     assert not hour.is_visible()
