@@ -11,6 +11,7 @@ from cubemesh.jobs.schedules import (
     DAY_S,
     MOST_SKIPPED,
     NO_AGENT,
+    PAUSED,
     Schedule,
     Schedules,
     parse_hour,
@@ -19,6 +20,7 @@ from cubemesh.jobs.submission import schedule_question
 from cubemesh.jobs.values import Question, Wants
 from cubemesh.store import Store
 from cubemesh.store.database import database_time
+from cubemesh.team.audit_log import entries
 from patience import wait_until
 from scripted_clock import Clock
 
@@ -168,6 +170,50 @@ def test_a_deleted_schedule_queues_nothing_more(
         schedules.delete(made.schedule_id, who="ada")
 
 
+def test_a_paused_schedule_queues_nothing_and_its_nights_are_recorded(
+    schedules: Schedules, queue: JobQueue, clock: Clock
+) -> None:
+    made = add(schedules)
+    clock.now = TODAY + 2 * DAY_S  # the first night passed without an agent
+    paused = schedules.pause(made.schedule_id, who="ada")
+    assert (paused.next_utc, paused.paused_utc) == (None, "1970-01-14T00:00:00.000+00:00")
+    with pytest.raises(UsageError, match="paused already"):
+        schedules.pause(made.schedule_id, who="ada")
+    clock.now = TODAY + 3 * DAY_S + 3 * HOUR_S
+    assert schedules.submit_due("a", FREE) == []
+    resumed = schedules.resume(made.schedule_id, who="ada")
+    assert (resumed.next_utc, resumed.paused_utc) == ("1970-01-15T02:00:00.000+00:00", None)
+    with pytest.raises(UsageError, match="not paused"):
+        schedules.resume(made.schedule_id, who="ada")
+    (job_id,) = schedules.submit_due("a", FREE)
+    assert nights(schedules) == [
+        ("1970-01-15", job_id, ""),
+        ("1970-01-14", None, PAUSED),
+        ("1970-01-13", None, NO_AGENT),
+    ]
+    assert [night.state for night in schedules.get(made.schedule_id).nights] == [
+        "queued",
+        None,
+        None,
+    ]
+    actions = [(one.who, one.action, one.detail) for one in entries(queue.database)]
+    assert actions == [("ada", "resume schedule", "1"), ("ada", "pause schedule", "1")]
+
+
+def test_what_ran_in_a_night_before_a_pause_is_not_run_again(
+    schedules: Schedules, queue: JobQueue, clock: Clock
+) -> None:
+    made = add(schedules)
+    clock.now = TODAY + DAY_S + 2 * HOUR_S
+    assert len(schedules.submit_due("a", FREE)) == 1
+    schedules.pause(made.schedule_id, who="ada")
+    resumed = schedules.resume(made.schedule_id, who="ada")
+    assert schedules.submit_due("a", FREE) == []
+    assert resumed.next_utc == "1970-01-14T02:00:00.000+00:00"
+    with pytest.raises(UsageError, match="no schedule 9"):
+        schedules.pause(9, who="ada")
+
+
 @pytest.mark.parametrize("text", ["2", "24:00", "02:60", "two", ""])
 def test_an_hour_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="02:00"):
@@ -189,8 +235,9 @@ def test_what_cannot_run_is_refused_before_it_is_stored(schedules: Schedules, st
         schedule(("frobnicate=1",))
     with pytest.raises(UsageError, match="sweep"):
         schedule(("framework=null", "learning_rate=0.1,0.2"))
-    with pytest.raises(UsageError, match="23 hours"):
-        schedule(within_s=24 * HOUR_S)
+    for within_s in (24 * HOUR_S, float("inf")):
+        with pytest.raises(UsageError, match="23 hours"):
+            schedule(within_s=within_s)
     assert schedules.list() == []
 
 

@@ -11,6 +11,9 @@ from sqlalchemy import Connection, create_engine, inspect, text
 
 from cubemesh.experiments.registry import EXPERIMENTS
 from cubemesh.experiments.runner import stored_result
+from cubemesh.jobs.queue import JobQueue
+from cubemesh.jobs.schedules import Schedules
+from cubemesh.jobs.values import Question, Wants
 from cubemesh.store import ExperimentRun, Store, versions
 from cubemesh.store.migrations import MIGRATIONS
 from cubemesh.store.migrations.list_tables import add_list_tables
@@ -236,4 +239,18 @@ def test_jobs_of_version_4_get_the_column_of_slurm(path: Path) -> None:
         inspected = inspect(store.database.engine)
         assert "slurm" in {column["name"] for column in inspected.get_columns("jobs")}
         assert inspected.has_table("team_users")
+    assert version(path) == len(MIGRATIONS) + 1
+
+
+def test_schedules_of_version_7_can_be_paused(path: Path) -> None:
+    with Store.open(str(path)) as store:
+        made = Schedules(JobQueue(store.database)).add(
+            Question(names=("minibatch",)), Wants(), at_s=0
+        )
+    with sqlite3.connect(path) as plain:
+        plain.execute("alter table schedules drop column paused_s")
+        plain.execute("update cubemesh_store set version = 7")
+    with Store.open(str(path)) as store:
+        paused = Schedules(JobQueue(store.database)).pause(made.schedule_id, who="ada")
+    assert paused.paused_utc is not None
     assert version(path) == len(MIGRATIONS) + 1

@@ -14,6 +14,7 @@ import httpx
 import report_sample
 from cubemesh.jobs.lease import Lease
 from cubemesh.jobs.queue import FreeDevices, JobQueue
+from cubemesh.jobs.schedules import DAY_S, Schedules
 from cubemesh.jobs.states import State
 from cubemesh.jobs.values import Question, Wants
 from cubemesh.schema import ExperimentRun
@@ -21,6 +22,7 @@ from cubemesh.store import Store
 from cubemesh.web.app import Workbench
 from cubemesh.web.page import Page
 from cubemesh.web.pages import PAGES
+from scripted_clock import Clock
 
 RECORDS = Path(__file__).parents[2] / "benchmarks" / "records" / "2026-11-21-one-h200.sqlite"
 TOKEN = "a-token-of-the-tests"
@@ -90,6 +92,24 @@ def fill_queue(queue: JobQueue) -> None:
     lease = Lease(queue=queue, job_id=bad.job_id, fence=bad.fence)
     lease.renew({"note": HOSTILE}, [("log", {"text": HOSTILE}), ("message", {"text": HOSTILE})])
     lease.end(State.FAILED, HOSTILE)
+    fill_schedules(queue, real, attack)
+
+
+def fill_schedules(queue: JobQueue, real: Question, attack: Question) -> None:
+    """A paused schedule, and one whose texts attack with a night that was skipped."""
+    schedules, wants = Schedules(queue), Wants(device="none")
+    made = schedules.add(real, wants, at_s=2 * 3600, submitter="someone@lab")
+    schedules.pause(made.schedule_id, who="someone@lab")
+    hostile = schedules.add(attack, wants, at_s=0, submitter=HOSTILE)
+    with queue.database.read() as connection:
+        day = queue.clock(connection) // DAY_S + 1
+    clock = Clock()
+    for hours in (1, 5):  # in the window, and after it
+        clock.now = (24 * day + hours) * 3600.0
+        Schedules(JobQueue(queue.database, clock)).submit_due(
+            "agent-of-the-tests", FreeDevices(hostname="lab"), lambda: HOSTILE
+        )
+    assert schedules.get(hostile.schedule_id).nights
 
 
 class Client:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from cubemesh.jobs.queue import JobQueue
+from cubemesh.jobs.schedules import Schedules
 from cubemesh.jobs.states import State
 from cubemesh.jobs.values import Question, Wants
 from cubemesh.store import Store
@@ -96,6 +97,56 @@ def test_a_member_changes_own_jobs_an_administrator_all_a_viewer_none(
         ("member", "pause", own),
         ("ann", "submit", other),
         ("member", "submit", own),
+    ]
+
+
+def test_a_member_changes_own_schedules_an_administrator_all_a_viewer_none(
+    bench: Any, tokens: dict[Role, str], queue: JobQueue
+) -> None:
+    schedules = Schedules(queue)
+
+    def ask(role: Role, method: str, path: str, **form: Any) -> Any:
+        return client_of(bench, tokens[role]).ask(method, path, **({"json": form} if form else {}))
+
+    def do(role: Role, number: int, action: str) -> int:
+        form = {"action": action, "schedule": number}
+        return int(ask(role, "POST", "/api/v1/schedules", **form).status_code)
+
+    nightly = {"framework": "null", "when": "nightly"}
+    assert ask(Role.VIEWER, "POST", "/api/v1/ask/train", **nightly).status_code == 403
+    own, other = (
+        ask(role, "POST", "/api/v1/ask/train", **nightly).json()["schedule"]["schedule_id"]
+        for role in (Role.MEMBER, Role.ADMIN)
+    )
+    assert [one.submitter for one in schedules.list()] == ["member", "admin"]
+    buttons = {
+        role: set(
+            re.findall(r'aria-label="(\w+ schedule \d)"', ask(role, "GET", "/schedules").text)
+        )
+        for role in Role
+    }
+    of_own = {f"Pause schedule {own}", f"Delete schedule {own}"}
+    of_other = {f"Pause schedule {other}", f"Delete schedule {other}"}
+    copies = {f"Copy schedule {number}" for number in (own, other)}
+    assert buttons == {
+        Role.VIEWER: set(),
+        Role.MEMBER: of_own | copies,
+        Role.ADMIN: of_own | of_other | copies,
+    }
+    for action in ("pause", "resume", "delete"):
+        assert do(Role.VIEWER, own, action) == 403
+        assert do(Role.MEMBER, other, action) == 403
+    for action in ("pause", "resume", "delete"):
+        assert do(Role.MEMBER, own, action) == 200
+    assert do(Role.ADMIN, other, "delete") == 200
+    assert schedules.list() == []
+    listed = client_of(bench, tokens[Role.ADMIN]).get("/api/v1/audit-log").json()["entries"]
+    found = [(one["who"], one["action"]) for one in listed][:6]
+    assert found == [
+        ("admin", "unschedule"),
+        *(("member", f"{action}schedule") for action in ("un", "resume ", "pause ")),
+        ("admin", "schedule"),
+        ("member", "schedule"),
     ]
 
 

@@ -184,6 +184,29 @@ def test_a_job_is_paused_and_resumed_by_its_buttons(
         assert queue.get(job.job_id).state is State.STOPPED
 
 
+def test_a_schedule_is_made_and_changed_by_keyboard_without_scripts(tab: Any, site: Any) -> None:
+    page = tab(390, "dark", scripts=False)
+    page.goto(f"{site[0]}/ask/train")
+    hour = page.get_by_label("From, UTC")
+    assert not hour.is_visible()
+    page.get_by_label("framework", exact=True).fill("null")
+    page.get_by_label("Run now").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Tab")
+    page.keyboard.type("03:15")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/schedules#schedule-*")
+    number = page.url.rpartition("-")[2]
+    own = page.locator(f"#schedule-{number}")
+    assert "03:15 to 07:15 UTC, when idle" in own.inner_text()
+    for button, then in (("Pause", "Resume"), ("Resume", "Pause")):
+        own.get_by_role("button", name=f"{button} schedule {number}").press("Enter")
+        own.get_by_role("button", name=f"{then} schedule {number}").wait_for()
+    own.get_by_role("button", name="Delete").press("Enter")
+    own.wait_for(state="detached")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
 def test_runs_are_chosen_and_compared_by_keyboard(tab: Any, site: Any) -> None:
     page = tab()
     page.goto(f"{site[0]}/runs")

@@ -11,8 +11,7 @@ import pytest
 
 import cubemesh as api
 from cubemesh.jobs.feed import events_after
-from cubemesh.jobs.queue import FreeDevices, JobQueue
-from cubemesh.jobs.schedules import Schedules
+from cubemesh.jobs.queue import JobQueue
 from cubemesh.jobs.states import State
 from cubemesh.jobs.submission import EDITABLE
 from cubemesh.jobs.values import Question, Wants
@@ -432,25 +431,3 @@ def test_home_shows_jobs_that_run_or_wait(member: Client, queue: JobQueue) -> No
     assert f'href="/jobs/{paused}"' not in page
     jobs = member.get("/api/v1/home").json()["jobs"]
     assert [job["job_id"] for job in jobs] == [running, waiting]
-
-
-def test_a_nightly_schedule_is_shown_and_ended(member: Client, queue: JobQueue) -> None:
-    schedules = Schedules(queue)
-    made = schedules.add(QUESTION, NONE, at_s=2 * 3600)
-    with queue.database.read() as connection:
-        now = queue.clock(connection)
-    later = Schedules(JobQueue(queue.database, lambda connection: now + 3 * 86_400))
-    assert later.submit_due("a", FreeDevices(hostname="here"), lambda: "<busy>") == []
-    page = member.get("/jobs").text
-    assert "02:00 to 06:00 UTC, when idle" in page
-    assert "skipped, no suitable agent was running" in page
-    document = member.get("/api/v1/jobs").json()["schedules"]
-    assert [(one["schedule_id"], one["at"]) for one in document] == [(made.schedule_id, "02:00")]
-    form = {"action": "unschedule", "schedule": str(made.schedule_id)}
-    for wrong in ({**form, "action": "stop"}, {**form, "schedule": "x"}, {**form, "more": "1"}):
-        assert member.ask("POST", "/jobs", data=wrong).status_code == 400
-    assert len(schedules.list()) == 1
-    found = member.ask("POST", "/jobs", data=form)
-    assert (found.status_code, found.headers["location"]) == (303, "/jobs")
-    assert schedules.list() == []
-    assert "Nightly schedules" not in member.get("/jobs").text

@@ -107,6 +107,28 @@ def test_a_watcher_behind_what_is_in_memory_reads_the_store(
     assert seen == list(range(1, seen[-1] + 1))
 
 
+def test_a_watcher_that_does_not_read_delays_no_other_and_misses_nothing(
+    queue: JobQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "_RECENT", 20)
+    monkeypatch.setattr(live, "_BATCH", 7)
+    lease = running(queue)
+
+    async def watch() -> tuple[list[int], list[int]]:
+        hub = Hub(queue)
+        slow = stream(hub, lease.job_id)
+        seen = await take(slow, 1)
+        await asyncio.to_thread(report, lease, 0, 200)
+        fast = stream(hub, lease.job_id)
+        others = await asyncio.wait_for(take(fast, 200), PATIENCE_S)
+        await fast.aclose()  # type: ignore[attr-defined]
+        return [*seen, *await asyncio.wait_for(take(slow, 200), PATIENCE_S)], others
+
+    for seen in asyncio.run(watch()):
+        assert seen == list(range(1, seen[-1] + 1))
+        assert seen[-1] >= 200
+
+
 def test_a_stream_ends_with_its_job(queue: JobQueue) -> None:
     lease = running(queue)
 

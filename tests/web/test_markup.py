@@ -157,3 +157,91 @@ def test_the_server_connects_to_no_other_host(read: Read) -> None:
     ):
         probe.connect("/nowhere")
     assert found  # the hook sees what connects
+
+
+class Controls(HTMLParser):
+    """Collects what of a document needs a script to be used, or takes the keyboard elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.problems: list[str] = []
+        self.fields: dict[str, list[str]] = {}
+        """Form → the types of its fields; the forms are numbered, or have their id."""
+        self.actions: dict[str, str | None] = {}
+        self._form: str | None = None
+        self._owners: list[tuple[str, str | None]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        where = f"{tag}, line {self.getpos()[0]}"
+        if tag == "form":
+            self._form = given.get("id") or str(len(self.actions))
+            self.actions[self._form] = given.get("action")
+        if tag in ("input", "select", "textarea", "button"):
+            kind = given.get("type") or ("submit" if tag == "button" else tag)
+            self._owners.append((kind, given.get("form") or self._form))
+        if tag == "a" and not re.match(r"[/#]\S|/$", given.get("href") or ""):
+            self.problems.append(f"{where}: leads nowhere: {given.get('href')}")
+        if given.get("tabindex", "0") not in ("0", "-1") or "autofocus" in given:
+            self.problems.append(f"{where}: changes the order of the keyboard")
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "form":
+            self._form = None
+
+    def close(self) -> None:
+        super().close()
+        for kind, owner in self._owners:
+            if owner not in self.actions:
+                self.problems.append(f"a field of type {kind} without a form")
+            else:
+                self.fields.setdefault(owner or "", []).append(kind)
+        for form, action in self.actions.items():
+            kinds = self.fields.get(form, [])
+            typed = [kind for kind in kinds if kind not in ("hidden", "submit")]
+            if not action or not ("submit" in kinds or typed in (["search"], ["input"])):
+                self.problems.append(f"form {form} cannot be sent: {action} {kinds}")
+
+
+@pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: page.path)
+def test_a_page_can_be_used_without_scripts_and_by_keyboard(read: Read, page: Page) -> None:
+    """Every link leads to an address, every form can be sent (one with a single field by Enter),
+    and Tab follows the document."""
+    found = Controls()
+    found.feed(read.texts[page.path])
+    found.close()
+    assert found.problems == []
+    assert found.actions
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<button>Pause</button>",
+        '<form action="/jobs"><input name="a"><input name="b"></form>',
+        '<form action="/jobs"><select name="a"></select></form>',
+        '<form><input name="a"></form>',
+        '<a href="#">Next</a>',
+        '<a href="javascript:next()">Next</a>',
+        '<a href="/jobs" tabindex="3">Next</a>',
+    ],
+)
+def test_what_needs_a_script_is_found(text: str) -> None:
+    found = Controls()
+    found.feed(text)
+    found.close()
+    assert found.problems
+
+
+def test_pages_are_laid_out_in_the_order_of_the_document() -> None:
+    """So Tab goes from left to right and from top to bottom, and the focus is visible."""
+    source = Path(__file__).parents[2] / "src" / "cubemesh"
+    sheets = [
+        source / "web" / "static" / "workbench.css",
+        *sorted((source / "views" / "templates").glob("*.css")),
+    ]
+    for sheet in sheets:
+        text = sheet.read_text()
+        assert not re.search(r"[{;]\s*order:|-reverse\b", text), sheet.name
+        hidden = re.findall(r"([^{}]*)\{[^}]*outline:\s*(?:none|0)", text)
+        assert [one.strip() for one in hidden] in ([], [".content:focus"]), sheet.name

@@ -183,6 +183,20 @@ def list_schedules(*, store: AnyStore = None) -> list[Schedule]:
         return Schedules(queue).list()
 
 
+def pause_schedule(schedule_id: int, *, store: AnyStore = None) -> Schedule:
+    """Let a nightly schedule queue nothing until it is resumed; the nights are recorded as skipped.
+    UsageError where it is paused already, or there is none."""
+    with job_queue(store, writing=True) as queue:
+        return Schedules(queue).pause(schedule_id, who=submitter())
+
+
+def resume_schedule(schedule_id: int, *, store: AnyStore = None) -> Schedule:
+    """Let a paused nightly schedule queue jobs again, from the window that is open, or else the
+    next one. UsageError where it is not paused, or there is none."""
+    with job_queue(store, writing=True) as queue:
+        return Schedules(queue).resume(schedule_id, who=submitter())
+
+
 def delete_schedule(schedule_id: int, *, store: AnyStore = None) -> None:
     """End a nightly schedule; what it queued stays. UsageError where there is none."""
     with job_queue(store, writing=True) as queue:

@@ -22,7 +22,7 @@ from cubemesh.errors import UsageError
 
 ACTIONS = (
     *("list", "show", "pause", "resume", "stop", "edit", "clone", "priority", "agents"),
-    *("schedules", "unschedule"),
+    *("schedules", "pause-schedule", "resume-schedule", "unschedule"),
 )
 
 
@@ -205,7 +205,7 @@ def jobs(
         typer.Argument(
             metavar="ACTION",
             help="list, show, pause, resume, stop, edit, clone, priority, agents, schedules, "
-            "unschedule.",
+            "pause-schedule, resume-schedule, unschedule.",
         ),
     ] = "list",
     job_id: Annotated[
@@ -267,6 +267,15 @@ def jobs(
     if job_id is None:
         raise UsageError(f"Which job? Give its number: cubemesh jobs {action} 7. `cubemesh jobs` "
                          "lists them.")  # fmt: skip
+    if action in ("pause-schedule", "resume-schedule"):
+        change = api.pause_schedule if action == "pause-schedule" else api.resume_schedule
+        changed = change(job_id, store=store)
+        show(
+            envelope("schedule", schedule=job_pages.schedule_json(changed)),
+            as_json,
+            lambda console: job_pages.print_schedules(console, [changed]),
+        )
+        return
     if action == "unschedule":
         api.delete_schedule(job_id, store=store)
         show(

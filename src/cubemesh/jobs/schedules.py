@@ -7,7 +7,8 @@
 A night is the date (UTC) on which its window begins. Each night of a schedule has one row, which is
 written in the transaction that queues its job, under a lock of the schedule: so no night has two
 jobs, however many agents look. A night whose window passed without a job is recorded as skipped, by
-the first agent that looks afterwards. Time is the database's.
+the first agent that looks afterwards; of a schedule that was paused, when it is resumed. Time is
+the database's.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ from sqlalchemy import Connection, Row, func, insert, select, update
 from cubemesh.errors import StoreError, UsageError
 from cubemesh.jobs.queue import MOST_NAME, FreeDevices, JobQueue, insert_job
 from cubemesh.jobs.rows import question_text
+from cubemesh.jobs.states import State
 from cubemesh.jobs.values import Question, Wants
 from cubemesh.schema.serialization import from_plain
 from cubemesh.store.database import utc
+from cubemesh.store.migrations.job_tables import jobs
 from cubemesh.store.migrations.schedule_tables import schedule_nights, schedules
 from cubemesh.team.audit_log import append_entry
 
@@ -41,6 +44,7 @@ MOST_SKIPPED = 366
 NIGHTS = 14
 """Newest nights that a list shows."""
 NO_AGENT = "no suitable agent was running"
+PAUSED = "it was paused"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +55,10 @@ class Night:
     """Date on which its window began, UTC."""
     job_id: int | None
     """None: it was skipped."""
+    state: State | None
+    """The state of its job, as it was when it was read."""
     why: str
-    """Why it was skipped; empty with a job."""
+    """Why it was skipped, or why its job is in its state; a sentence, or empty."""
     said_utc: str
 
 
@@ -74,8 +80,11 @@ class Schedule:
     restarts: int
     submitter: str
     made_utc: str
-    next_utc: str
-    """Begin of the next window, or of the one that has begun and is not decided."""
+    next_utc: str | None
+    """Begin of the next window, or of the one that has begun and is not decided; None while it is
+    paused."""
+    paused_utc: str | None = None
+    """When it was paused; None for one that is not."""
     nights: tuple[Night, ...] = ()
     """The newest ones, newest first."""
 
@@ -131,8 +140,14 @@ class Schedules:
             append_entry(connection, row["made_s"], submitter, "schedule", detail=question.text)
             return int(key[0])
 
-        made = self.queue.database.commit(put)
-        return next(one for one in self.list() if one.schedule_id == made)
+        return self.get(self.queue.database.commit(put))
+
+    def get(self, schedule_id: int) -> Schedule:
+        """A schedule; UsageError where there is none."""
+        for one in self.list():
+            if one.schedule_id == schedule_id:
+                return one
+        raise _unknown(schedule_id)
 
     def list(self) -> list[Schedule]:
         """The schedules that were not deleted, the oldest first, with their newest nights."""
@@ -141,14 +156,12 @@ class Schedules:
             rows = connection.execute(_current().order_by(schedules.c.schedule_id)).all()
             nights: dict[int, list[Night]] = defaultdict(list)
             ids = [row.schedule_id for row in rows]
-            own = select(schedule_nights).where(schedule_nights.c.schedule_id.in_(ids))
+            own = select(schedule_nights, jobs.c.state, jobs.c.why.label("job_why"))
+            own = own.outerjoin(jobs, jobs.c.job_id == schedule_nights.c.job_id)
+            own = own.where(schedule_nights.c.schedule_id.in_(ids))
             for one in connection.execute(own.order_by(schedule_nights.c.night.desc())):
                 if len(nights[one.schedule_id]) < NIGHTS:
-                    nights[one.schedule_id].append(
-                        Night(
-                            night=one.night, job_id=one.job_id, why=one.why, said_utc=one.said_utc
-                        )
-                    )
+                    nights[one.schedule_id].append(_night_of(one))
         return [_schedule_of(row, tuple(nights[row.schedule_id]), now) for row in rows]
 
     def delete(self, schedule_id: int, *, who: str) -> None:
@@ -158,12 +171,40 @@ class Schedules:
             this = (schedules.c.schedule_id == schedule_id) & schedules.c.deleted_s.is_(None)
             now = self.queue.clock(connection)
             if not connection.execute(update(schedules).where(this).values(deleted_s=now)).rowcount:
-                raise UsageError(
-                    f"There is no schedule {schedule_id}. `cubemesh jobs schedules` lists them."
-                )
+                raise _unknown(schedule_id)
             append_entry(connection, now, who, "unschedule", detail=str(schedule_id))
 
         self.queue.database.commit(end)
+
+    def pause(self, schedule_id: int, *, who: str) -> Schedule:
+        """Queue nothing more until it is resumed. UsageError where it is paused already, or there
+        is none."""
+        return self._set_paused(schedule_id, True, who)
+
+    def resume(self, schedule_id: int, *, who: str) -> Schedule:
+        """Queue again, also in a window that is open; the nights that have passed are recorded as
+        skipped. UsageError where it is not paused, or there is none."""
+        return self._set_paused(schedule_id, False, who)
+
+    def _set_paused(self, schedule_id: int, paused: bool, who: str) -> Schedule:
+        def change(connection: Connection) -> None:
+            row = _locked(connection, schedule_id)
+            if row is None:
+                raise _unknown(schedule_id)
+            if (row.paused_s is not None) is paused:
+                raise UsageError(
+                    f"Schedule {schedule_id} is {'paused already' if paused else 'not paused'}."
+                )
+            now = self.queue.clock(connection)
+            _record_passed(connection, row, now)
+            this = schedules.c.schedule_id == schedule_id
+            values = {"paused_s": now if paused else None, "waiting_night": None}
+            connection.execute(update(schedules).where(this).values(values))
+            action = "pause schedule" if paused else "resume schedule"
+            append_entry(connection, now, who, action, detail=str(schedule_id))
+
+        self.queue.database.commit(change)
+        return self.get(schedule_id)
 
     def submit_due(
         self, agent_id: str, free: FreeDevices, busy: Callable[[], str] = lambda: ""
@@ -173,7 +214,8 @@ class Schedules:
         once, if something is due that waits for an idle host."""
         with self.queue.database.read() as connection:
             now = self.queue.clock(connection)
-            rows = connection.execute(_current().order_by(schedules.c.schedule_id)).all()
+            asked_rows = _current().where(schedules.c.paused_s.is_(None))
+            rows = connection.execute(asked_rows.order_by(schedules.c.schedule_id)).all()
             last = select(schedule_nights.c.schedule_id, func.max(schedule_nights.c.night))
             decided = {
                 schedule: str(night)
@@ -201,25 +243,20 @@ class Schedules:
         one now."""
 
         def decide(connection: Connection) -> int | None:
+            row = _locked(connection, schedule_id)
+            if row is None or row.paused_s is not None:
+                return None  # meanwhile
             now = self.queue.clock(connection)
-            this = _current().where(schedules.c.schedule_id == schedule_id)
-            row = connection.execute(this.with_for_update()).one_or_none()
-            if row is None:
-                return None  # it was deleted
-            own = schedule_nights.c.schedule_id == schedule_id
-            last = connection.execute(select(func.max(schedule_nights.c.night)).where(own)).scalar()
-            for night in _undecided(row, last, now):
-                if night != _begun(row, now):
-                    why = row.waiting_why if row.waiting_night == night else NO_AGENT
-                    _record(connection, row, now, night, None, why)
-                elif lacking:
-                    if row.host in (None, free.hostname):
-                        changed = update(schedules).where(schedules.c.schedule_id == schedule_id)
-                        connection.execute(changed.values(waiting_night=night, waiting_why=lacking))
-                else:
-                    job_id = self._queued(connection, row, now, free)
-                    _record(connection, row, now, night, job_id, "")
-                    return job_id
+            night = _record_passed(connection, row, now)
+            if night is None:
+                return None
+            if not lacking:
+                job_id = self._queued(connection, row, now, free)
+                _record(connection, row, now, night, job_id, "")
+                return job_id
+            if row.host in (None, free.hostname):
+                changed = update(schedules).where(schedules.c.schedule_id == schedule_id)
+                connection.execute(changed.values(waiting_night=night, waiting_why=lacking))
             return None
 
         return self.queue.database.commit(decide)
@@ -246,6 +283,17 @@ def parse_hour(text: str) -> int:
 
 def _current() -> Any:
     return select(schedules).where(schedules.c.deleted_s.is_(None))
+
+
+def _locked(connection: Connection, schedule_id: int) -> Row[Any] | None:
+    """The row of a schedule, locked until the end of the transaction; None where there is none."""
+    this = _current().where(schedules.c.schedule_id == schedule_id)
+    found: Row[Any] | None = connection.execute(this.with_for_update()).one_or_none()
+    return found
+
+
+def _unknown(schedule_id: int) -> UsageError:
+    return UsageError(f"There is no schedule {schedule_id}. `cubemesh jobs schedules` lists them.")
 
 
 def _date(day: int) -> str:
@@ -288,6 +336,20 @@ def _lacking(row: Row[Any], free: FreeDevices) -> str:
     return ""
 
 
+def _record_passed(connection: Connection, row: Row[Any], now: float) -> str | None:
+    """Record the undecided nights whose window is over as skipped; the night whose window is open,
+    if it is undecided."""
+    own = schedule_nights.c.schedule_id == row.schedule_id
+    last = connection.execute(select(func.max(schedule_nights.c.night)).where(own)).scalar()
+    open_night = _begun(row, now)
+    for night in _undecided(row, last, now):
+        if night == open_night:
+            return night
+        why = row.waiting_why if row.waiting_night == night else NO_AGENT
+        _record(connection, row, now, night, None, why if row.paused_s is None else PAUSED)
+    return None
+
+
 def _record(
     connection: Connection, row: Row[Any], now: float, night: str, job_id: int | None, why: str
 ) -> None:
@@ -308,6 +370,16 @@ def _question_of(row: Row[Any]) -> Question:
         raise StoreError(f"Schedule {row.schedule_id} is damaged: {error}") from error
 
 
+def _night_of(row: Row[Any]) -> Night:
+    return Night(
+        night=row.night,
+        job_id=row.job_id,
+        state=None if row.state is None else State(row.state),
+        why=row.why or row.job_why or "",
+        said_utc=row.said_utc,
+    )
+
+
 def _schedule_of(row: Row[Any], nights: tuple[Night, ...], now: float) -> Schedule:
     waiting = _undecided(row, nights[0].night if nights else None, now)
     open_night = _begun(row, now)
@@ -324,6 +396,7 @@ def _schedule_of(row: Row[Any], nights: tuple[Night, ...], now: float) -> Schedu
         restarts=row.restarts,
         submitter=row.submitter,
         made_utc=utc(row.made_s),
-        next_utc=utc(day * DAY_S + row.at_s),
+        next_utc=None if row.paused_s is not None else utc(day * DAY_S + row.at_s),
+        paused_utc=None if row.paused_s is None else utc(row.paused_s),
         nights=nights,
     )

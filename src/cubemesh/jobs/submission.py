@@ -28,6 +28,8 @@ from cubemesh.store import Store
 CHECKPOINTING = ("checkpoints", "checkpoint_every", "resume")
 MOST_PRIORITY = 1_000_000
 MOST_RESTARTS = 1000
+_LONGEST_S = 1e9
+"""Durations beyond this are refused as this."""
 EDITABLE = frozenset(
     {"epochs", "learning_rate", "schedule", "target_accuracy", "warmup_epochs", "checkpoint_every"}
 )
@@ -110,9 +112,10 @@ def schedule_question(
     host: str | None = None,
     priority: int = 0,
     restarts: int = 3,
+    who: str | None = None,
 ) -> Schedule:
-    """Check a question and queue it every night; it is always measured anew. UsageError for
-    anything invalid, and for a sweep."""
+    """Check a question and queue it every night; it is always measured anew. `who` makes it, by
+    default the user of this process. UsageError for anything invalid, and for a sweep."""
     _check_number("--priority", priority, -MOST_PRIORITY, MOST_PRIORITY)
     _check_number("--restarts", restarts, 0, MOST_RESTARTS)
     at_s = parse_hour(at)
@@ -127,11 +130,11 @@ def schedule_question(
         one,
         wants,
         at_s=at_s,
-        within_s=round(within_s),
+        within_s=round(min(within_s, _LONGEST_S)),
         when_idle=when_idle,
         priority=priority,
         restarts=restarts,
-        submitter=submitter(),
+        submitter=submitter() if who is None else who,
     )
 
 

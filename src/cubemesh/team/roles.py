@@ -14,9 +14,9 @@ class Role(enum.IntEnum):
     VIEWER = 1
     """Read every page."""
     MEMBER = 2
-    """Queue jobs, and change their own."""
+    """Queue jobs, now or every night, and change their own."""
     ADMIN = 3
-    """Change the jobs of others, and read the audit log."""
+    """Change the jobs and schedules of others, and read the audit log."""
 
     @property
     def label(self) -> str:

@@ -19,6 +19,7 @@ from cubemesh.jobs.states import State
 from cubemesh.jobs.values import Agent, JobEvent, QueuedJob
 from cubemesh.units import format_number, format_seconds
 from cubemesh.untrusted import clean
+from cubemesh.views.formatting import moment
 
 _EXIT = {State.DONE: 0, State.PAUSED: 75, State.QUEUED: 75}
 
@@ -112,7 +113,12 @@ def print_agents(console: Console, agents: Sequence[Agent]) -> None:
 
 def schedule_json(schedule: Schedule) -> dict[str, Any]:
     """The document of a nightly schedule."""
-    return {**{name: finite(v) for name, v in asdict(schedule).items()}, "at": schedule.at}
+    plain = {name: finite(value) for name, value in asdict(schedule).items()}
+    nights = [
+        {**asdict(one), "state": None if one.state is None else str(one.state)}
+        for one in schedule.nights
+    ]
+    return {**plain, "nights": nights, "at": schedule.at}
 
 
 def when_text(schedule: Schedule) -> str:
@@ -122,22 +128,35 @@ def when_text(schedule: Schedule) -> str:
     return f"{schedule.at} to {end // 3600:02d}:{end % 3600 // 60:02d} UTC, {idle}"
 
 
+def next_text(schedule: Schedule) -> str:
+    """`next 27 Nov 2026, 02:00 UTC`, `paused since 26 Nov 2026, 14:05 UTC`."""
+    if schedule.next_utc is None:
+        return f"paused since {moment(schedule.paused_utc or '')}"
+    return f"next {moment(schedule.next_utc)}"
+
+
 def night_text(night: Night) -> str:
-    """`2026-11-25: job 41`, `2026-11-25: skipped, no suitable agent was running`."""
-    what = f"skipped, {night.why}" if night.job_id is None else f"job {night.job_id}"
-    return f"{night.night}: {what}"
+    """`2026-11-25: job 41, done`, `2026-11-25: skipped, no suitable agent was running`,
+    `2026-11-25: job 41, failed: …`."""
+    if night.job_id is None:
+        return f"{night.night}: skipped, {night.why}"
+    state = "" if night.state is None else f", {night.state}"
+    why = f": {night.why}" if night.why else ""
+    return f"{night.night}: job {night.job_id}{state}{why}"
 
 
 def print_schedules(console: Console, schedules: Sequence[Schedule]) -> None:
-    """The nightly schedules and what became of the last night."""
+    """The nightly schedules, their next night and what became of the last one."""
     if not schedules:
         console.print("No schedules. Make one with: cubemesh submit acceptance --nightly 02:00")
         return
-    table = Table("schedule", "when", "what", "host", "last night", box=None, pad_edge=False)
+    columns = ("schedule", "when", "next", "what", "host", "last night")
+    table = Table(*columns, box=None, pad_edge=False)
     for one in schedules:
         table.add_row(
             str(one.schedule_id),
             when_text(one),
+            next_text(one).removeprefix("next "),
             Text(clean(one.name, 80)),
             Text(clean(one.wants.host or "any", 80)),
             Text(clean(night_text(one.nights[0]) if one.nights else "none yet", 160)),

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from cubemesh.errors import UsageError
 from cubemesh.jobs import slurm
 from cubemesh.jobs.feed import newest_events
 from cubemesh.jobs.queue import JobQueue
+from cubemesh.jobs.schedules import Night, Schedule
 from cubemesh.jobs.states import State
 from cubemesh.jobs.values import QueuedJob
 from cubemesh.schema import Series
+from cubemesh.team.roles import Person, Role
 from cubemesh.units import format_seconds
 from cubemesh.untrusted import clean
 from cubemesh.views.facts.run import series_name
 from cubemesh.views.formatting import number
+from cubemesh.views.job_pages import next_text, night_text, when_text
 from cubemesh.web.page import Asked, NotFoundError
+from cubemesh.web.question_form import experiment_with_form
 
 _MOST_DIGITS = 15
 
@@ -41,6 +45,17 @@ def job_of(asked: Asked) -> QueuedJob:
 def job_address(job_id: int) -> str:
     """The address of the page of a job."""
     return f"/jobs/{job_id}"
+
+
+def schedule_address(schedule_id: int) -> str:
+    """The address of a schedule in the list of them."""
+    return f"/schedules#schedule-{schedule_id}"
+
+
+def may_change(person: Person, submitter: str) -> bool:
+    """Whether a person may change a job or a schedule: an administrator any, a member their own."""
+    own = person.role >= Role.MEMBER and submitter == person.name
+    return own or person.role >= Role.ADMIN
 
 
 def dot_of(state: State) -> str:
@@ -68,6 +83,41 @@ def rows_of(jobs: Iterable[QueuedJob]) -> list[dict[str, Any]]:
         }
         for job in slurm.explained(jobs)
     ]
+
+
+def schedule_rows(
+    schedules: Iterable[Schedule],
+    person: Person,
+    results: Mapping[int, Mapping[str, str]] | None = None,
+) -> list[dict[str, Any]]:
+    """Schedules as a template shows them, with what a person may do with each, and the results of
+    their last night by the schedule's number."""
+    return [
+        {
+            "schedule_id": one.schedule_id,
+            "name": clean(one.name, 200),
+            "when": when_text(one),
+            "host": clean(one.wants.host or "any host", 80),
+            "next": next_text(one),
+            "paused": one.paused_utc is not None,
+            "submitter": clean(one.submitter, 80),
+            "made_utc": one.made_utc,
+            "last": _night_row(one.nights[0]) if one.nights else None,
+            "before": [_night_row(night) for night in one.nights[1:]],
+            "may_change": may_change(person, one.submitter),
+            "ask": experiment_with_form(one.question) if person.role >= Role.MEMBER else "",
+            "result": (results or {}).get(one.schedule_id),
+        }
+        for one in schedules
+    ]
+
+
+def _night_row(night: Night) -> dict[str, Any]:
+    return {
+        "job_id": night.job_id,
+        "text": clean(night_text(night), 300),
+        "dot": "waiting" if night.state is None else dot_of(night.state),
+    }
 
 
 def fraction(job: QueuedJob) -> float | None:

@@ -15,6 +15,7 @@ from sqlalchemy import Connection
 from cubemesh.store.migrations.job_tables import add_job_tables
 from cubemesh.store.migrations.list_tables import add_list_tables
 from cubemesh.store.migrations.renamed_fields import rename_fields
+from cubemesh.store.migrations.schedule_paused_column import add_schedule_paused_column
 from cubemesh.store.migrations.schedule_tables import add_schedule_tables
 from cubemesh.store.migrations.slurm_column import add_slurm_column
 from cubemesh.store.migrations.team_tables import add_team_tables
@@ -24,6 +25,7 @@ Migration: TypeAlias = Callable[[Connection], None]
 MIGRATIONS: tuple[Migration, ...] = (
     *(rename_fields, add_list_tables, add_job_tables),
     *(add_schedule_tables, add_slurm_column, add_team_tables),
+    add_schedule_paused_column,
 )
 """In order, never changed once released."""
 RECOMPUTED: frozenset[Migration] = frozenset({rename_fields, add_list_tables})

@@ -1,4 +1,7 @@
-"""Tables of nightly schedules, and the migration to version 5, which adds them."""
+"""Tables of nightly schedules, and the migration to version 5, which adds them.
+
+The column `paused_s` is of version 8 (schedule_paused_column.py).
+"""
 
 from __future__ import annotations
 
@@ -36,6 +39,7 @@ schedules = Table(
     Column("deleted_s", Float(53)),
     Column("waiting_night", String(10)),
     Column("waiting_why", Text),
+    Column("paused_s", Float(53)),
     sqlite_autoincrement=True,
 )
 

@@ -89,7 +89,7 @@ PAGES: tuple[Page, ...] = (
         module="ask_form",
         folder="jobs",
         role=Role.VIEWER,
-        summary="The form of an experiment, which queues it as a job.",
+        summary="The form of an experiment, which queues it as a job, now or every night.",
         acts=Role.MEMBER,
     ),
     Page(
@@ -98,10 +98,8 @@ PAGES: tuple[Page, ...] = (
         module="jobs",
         folder="jobs",
         role=Role.VIEWER,
-        summary="Jobs of the queue by state, newest first, a page at a time, the agents, and the "
-        "nightly schedules, which a form ends.",
+        summary="Jobs of the queue by state, newest first, a page at a time, and the agents.",
         menu=True,
-        acts=Role.ADMIN,
     ),
     Page(
         path="/jobs/{job_id}",
@@ -129,6 +127,16 @@ PAGES: tuple[Page, ...] = (
         role=Role.VIEWER,
         summary="Events of a job after a cursor; with Accept: text/event-stream as they happen.",
         streams=True,
+    ),
+    Page(
+        path="/schedules",
+        title="Schedules",
+        module="schedules",
+        folder="jobs",
+        role=Role.VIEWER,
+        summary="Questions that are queued every night: when, the next night, what became of the "
+        "last ones; forms that pause, resume and delete them.",
+        acts=Role.MEMBER,
     ),
     Page(
         path="/audit-log",

@@ -9,21 +9,26 @@ from markupsafe import Markup
 
 from cubemesh.api.arguments import value_text
 from cubemesh.experiments.acceptance.checks import AcceptanceVerdict
+from cubemesh.jobs.schedules import Schedule, Schedules
 from cubemesh.schema import Machine
 from cubemesh.schema.serialization import to_plain
 from cubemesh.statistics.change_points import FEWEST, change_points
 from cubemesh.store import Store
 from cubemesh.store.compare import differences
 from cubemesh.store.run_list import RunFilter, RunRow
+from cubemesh.team.roles import Role
 from cubemesh.untrusted import clean
 from cubemesh.views.charts.sparkline import sparkline
 from cubemesh.views.facts.acceptance import badge_svg
 from cubemesh.views.facts.machine import gpu_table, gpu_topology, link_sentences, machine_groups
 from cubemesh.views.formatting import day, machine_line, machine_name, words
+from cubemesh.views.job_pages import schedule_json
 from cubemesh.views.json_output import answer_json, envelope, machine_json
 from cubemesh.views.tables import text_table
 from cubemesh.web.listing import name_of, plain_row, rate_text
 from cubemesh.web.page import Asked, Parameter
+from cubemesh.web.question_form import hosts_of
+from cubemesh.web.queued import queue_of, schedule_rows
 from cubemesh.web.stored import Acceptance, last_acceptance, machine_of
 
 PARAMETERS = (Parameter(name="runs", summary="Newest runs of the history, 1 to 1000."),)
@@ -46,8 +51,9 @@ def _histories(store: Store, machine_id: str, most: int) -> list[list[RunRow]]:
 
 
 def document(asked: Asked) -> dict[str, Any]:
-    """The machine, its last acceptance test, and the throughput of its newest runs by workload,
-    with change points and what differs between the runs before and after each."""
+    """The machine, its last acceptance test, the nightly schedules that it may run, and the
+    throughput of its newest runs by workload, with change points and what differs between the runs
+    before and after each."""
     machine = machine_of(asked)
     accepted = last_acceptance(asked.store, machine.machine_id)
     most = asked.number("runs", _RUNS, _MOST)
@@ -55,6 +61,7 @@ def document(asked: Asked) -> dict[str, Any]:
         "machine-history",
         machine=machine_json(machine),
         acceptance=None if accepted is None else _plain_acceptance(accepted),
+        schedules=[schedule_json(one) for one in _schedules(asked, machine)],
         history=[
             {
                 "workload_id": rows[0].workload_id,
@@ -65,6 +72,15 @@ def document(asked: Asked) -> dict[str, Any]:
             for rows, changes in _with_changes(asked.store, machine, most)
         ],
     )
+
+
+def _schedules(asked: Asked, machine: Machine) -> list[Schedule]:
+    """The nightly schedules whose job the host of a machine may run; none where it has no agent."""
+    queue = queue_of(asked)
+    if machine.hostname not in hosts_of(queue):
+        return []
+    found = Schedules(queue).list()
+    return [one for one in found if one.wants.host in (None, machine.hostname)]
 
 
 def _with_changes(
@@ -110,6 +126,9 @@ def view(asked: Asked) -> dict[str, Any]:
         "machine": machine,
         "line": machine_line(machine),
         "acceptance": _acceptance(last_acceptance(asked.store, machine.machine_id)),
+        "schedules": schedule_rows(_schedules(asked, machine), asked.person),
+        "member": asked.person.role >= Role.MEMBER,
+        "has_agent": machine.hostname in hosts_of(queue_of(asked)),
         "groups": machine_groups(machine),
         "gpus": text_table(gpu_table(machine.gpus)),
         "links": link_sentences(machine.gpu_links),

@@ -8,7 +8,6 @@ from typing import Any
 
 from cubemesh.errors import CubemeshError, UsageError
 from cubemesh.experiments.core.settings import split
-from cubemesh.experiments.registry import EXPERIMENTS
 from cubemesh.jobs import slurm
 from cubemesh.jobs.feed import newest_events
 from cubemesh.jobs.queue import JobQueue
@@ -35,7 +34,7 @@ from cubemesh.web.equivalence_form import equivalence_fields
 from cubemesh.web.forms import check_fields, one
 from cubemesh.web.listing import outcome_words
 from cubemesh.web.page import Acted, Asked, ForbiddenError, Parameter
-from cubemesh.web.question_form import NOT_FROM_PAGES
+from cubemesh.web.question_form import experiment_with_form
 from cubemesh.web.queued import (
     dot_of,
     expected_of,
@@ -45,6 +44,7 @@ from cubemesh.web.queued import (
     job_address,
     job_of,
     left_text,
+    may_change,
     progress_text,
     queue_of,
     rows_of,
@@ -69,7 +69,7 @@ def document(asked: Asked) -> dict[str, Any]:
     job, queue = job_of(asked), queue_of(asked)
     step = _step(queue, asked.store, job)
     actions = [name for name, _ in _allowed(asked.person, job)]
-    actions += ["edit"] if _editable(job) and _may_change(asked.person, job) else []
+    actions += ["edit"] if _editable(job) and may_change(asked.person, job.submitter) else []
     return envelope(
         "job",
         job=job_json(job),
@@ -89,7 +89,7 @@ def act(asked: Asked, form: Mapping[str, tuple[str, ...]]) -> Acted:
     if action not in ACTIONS:
         raise UsageError(f"action={clean(action, 40)}: give one of {', '.join(ACTIONS)}.")
     before, queue, who = job_of(asked), queue_of(asked), asked.person.name
-    if action != "clone" and not _may_change(asked.person, before):
+    if action != "clone" and not may_change(asked.person, before.submitter):
         raise ForbiddenError(
             f"Job {before.job_id} is {clean(before.submitter, 80)}'s: a member may change own jobs "
             "and clone any. An administrator may change all."
@@ -184,15 +184,9 @@ def actions_of(job: QueuedJob) -> list[tuple[str, str]]:
     return [*found, ("clone", "Run again")]
 
 
-def _may_change(person: Person, job: QueuedJob) -> bool:
-    """Whether a person may change a job: an administrator any, a member their own."""
-    own = person.role >= Role.MEMBER and job.submitter == person.name
-    return own or person.role >= Role.ADMIN
-
-
 def _allowed(person: Person, job: QueuedJob) -> list[tuple[str, str]]:
     """The actions that a person may take."""
-    if _may_change(person, job):
+    if may_change(person, job.submitter):
         return actions_of(job)
     return [one for one in actions_of(job) if one[0] == "clone" and person.role >= Role.MEMBER]
 
@@ -203,7 +197,7 @@ def view(asked: Asked) -> dict[str, Any]:
     events = newest_events(queue, job.job_id, _LOG_KINDS, _LOG)
     children = queue.list(parent_id=job.job_id, limit=_MOST_JOBS) if job.children else []
     now, step = job.progress, _step(queue, asked.store, job)
-    may_change, member = _may_change(asked.person, job), asked.person.role >= Role.MEMBER
+    changes, member = may_change(asked.person, job.submitter), asked.person.role >= Role.MEMBER
     return {
         "title": f"Job {job.job_id}",
         "job": job,
@@ -213,9 +207,9 @@ def view(asked: Asked) -> dict[str, Any]:
         "why": clean(job.why, 1000),
         "agent": _agent(queue, job),
         "actions": _allowed(asked.person, job),
-        "ask": _form(job) if member else "",
-        "can_reorder": job.state not in ENDED and may_change,
-        "edit": _edit_fields(job) if _editable(job) and may_change else [],
+        "ask": experiment_with_form(job.question) if member else "",
+        "can_reorder": job.state not in ENDED and changes,
+        "edit": _edit_fields(job) if _editable(job) and changes else [],
         "equivalence": None
         if step is None or not member
         else equivalence_fields(step.spec, asked.store.machine(step.machine_id)),
@@ -324,15 +318,6 @@ def _agent(queue: JobQueue, job: QueuedJob) -> str:
     """The host of the agent that holds a job."""
     found = next((one for one in queue.agents() if one.agent_id == job.agent_id), None)
     return clean(found.hostname, 80) if found and job.agent_id else ""
-
-
-def _form(job: QueuedJob) -> str:
-    """The experiment whose form has all settings of a job; empty where none has."""
-    question = job.question
-    keys = {line.partition("=")[0].strip().replace("-", "_") for line in question.settings}
-    plain = not (question.against or question.pythons or keys & NOT_FROM_PAGES)
-    single = len(question.names) == 1 and question.names[0] in EXPERIMENTS
-    return question.names[0] if plain and single else ""
 
 
 def command_of(job: QueuedJob) -> str:

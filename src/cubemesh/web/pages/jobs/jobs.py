@@ -1,21 +1,17 @@
-"""Jobs: the queue, newest first, the agents that run it, and the nightly schedules."""
+"""Jobs: the queue, newest first, and the agents that run it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from cubemesh.errors import UsageError, unknown_name
+from cubemesh.errors import unknown_name
 from cubemesh.jobs import slurm
-from cubemesh.jobs.schedules import Schedule, Schedules
 from cubemesh.jobs.states import State
-from cubemesh.team.roles import Role
 from cubemesh.units import format_seconds
 from cubemesh.untrusted import clean
-from cubemesh.views.job_pages import job_json, night_text, schedule_json, when_text
+from cubemesh.views.job_pages import job_json
 from cubemesh.views.json_output import envelope
-from cubemesh.web.forms import check_fields, one
-from cubemesh.web.page import Acted, Asked, Parameter
+from cubemesh.web.page import Asked, Parameter
 from cubemesh.web.queued import queue_of, rows_of
 
 PARAMETERS = (
@@ -40,7 +36,6 @@ def _page(asked: Asked) -> dict[str, Any]:
         "next": jobs[limit - 1].job_id if len(jobs) > limit else None,
         "counts": queue.counts(),
         "agents": queue.agents(),
-        "schedules": Schedules(queue).list(),
         "sweep": parent,
     }
 
@@ -61,26 +56,11 @@ def document(asked: Asked) -> dict[str, Any]:
         next=page["next"],
         counts={str(state): count for state, count in page["counts"].items()},
         agents=[vars(agent) for agent in page["agents"]],
-        schedules=[schedule_json(schedule) for schedule in page["schedules"]],
     )
 
 
-def act(asked: Asked, form: Mapping[str, tuple[str, ...]]) -> Acted:
-    """End a nightly schedule, which everyone's nights depend on: `action` is unschedule, `schedule`
-    its number."""
-    fields = dict(form)
-    check_fields(fields, ("action", "schedule"))
-    action, number = one(fields, "action"), one(fields, "schedule")
-    if action != "unschedule":
-        raise UsageError(f"action={clean(action, 40)}: give unschedule.")
-    if not number.isdecimal() or int(number) > _MOST_NUMBER:
-        raise UsageError(f"schedule={clean(number, 40)}: give the number of a schedule.")
-    Schedules(queue_of(asked)).delete(int(number), who=asked.person.name)
-    return Acted(address="/jobs", document=envelope("schedules", deleted=int(number)))
-
-
 def view(asked: Asked) -> dict[str, Any]:
-    """The list with a filter by state, and the schedules."""
+    """The list with a filter by state."""
     page = _page(asked)
     counts = page["counts"]
     given = {one.name: asked.all(one.name) for one in PARAMETERS}
@@ -108,21 +88,5 @@ def view(asked: Asked) -> dict[str, Any]:
             for one in page["agents"]
             if one.state != "ended"
         ],
-        "schedules": [_schedule_row(one) for one in page["schedules"]],
-        "may_unschedule": asked.person.role >= Role.ADMIN,
         "moving": any(not state.ended and state is not State.PAUSED for state in counts),
-    }
-
-
-def _schedule_row(schedule: Schedule) -> dict[str, Any]:
-    return {
-        "schedule_id": schedule.schedule_id,
-        "name": clean(schedule.name, 120),
-        "when": when_text(schedule),
-        "host": clean(schedule.wants.host or "any host", 80),
-        "next_utc": schedule.next_utc,
-        "nights": [
-            {"job_id": night.job_id, "text": clean(night_text(night), 300)}
-            for night in schedule.nights
-        ],
     }
