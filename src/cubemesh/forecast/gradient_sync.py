@@ -52,17 +52,24 @@ from cubemesh.forecast.communication import Library, collective
 from cubemesh.forecast.fabric import Fabric
 from cubemesh.forecast.passes import Passes
 from cubemesh.forecast.strategies import cpu_server, sharded
-from cubemesh.forecast.styles import SPREAD_SERVERS, GradientStyle
+from cubemesh.forecast.styles import GradientStyle
 from cubemesh.parallel.context_parallel import ContextParallel
+from cubemesh.parallel.hybrid_by_layer import HybridByLayer
 from cubemesh.parallel.strategies import STRATEGIES
 from cubemesh.parallel.strategy import SyncCost
 from cubemesh.parallel.tensor_parallel import TensorParallel
 
 COSTS: dict[str, SyncCost] = {
     **{name: s.cost for name, s in STRATEGIES.items() if s.cost is not None},
-    "parameter-server-spread": SPREAD_SERVERS,
+    "parameter-server-spread": SyncCost(
+        pattern="host-copies", gradients="servers", weights="servers"
+    ),
 }
-"""Strategy → its cost, of those that can be forecast."""
+"""Strategy → its cost, of those that exchange gradients and weights alone."""
+STYLE_COSTS = {"host-copies": SyncCost(pattern="host-copies", gradients="host", weights="host")}
+"""The same of styles alone."""
+PREDICTED = (*COSTS, HybridByLayer.name)
+"""The strategies that can be forecast for any network."""
 
 Timed = tuple[float, str]
 """(seconds, the link or limit that bounds them)."""
@@ -94,8 +101,8 @@ def check_cost(name: str) -> None:
             f"cubemesh predict NETWORK --sync {name} --devices 2 (docs/transformers.md). Choose "
             "such a network, or another sync."
         )
-    if name not in COSTS:
-        raise unknown_name("sync", name, COSTS)
+    if name not in PREDICTED:
+        raise unknown_name("sync", name, PREDICTED)
 
 
 def sync_time(
@@ -110,7 +117,8 @@ def sync_time(
 ) -> SyncTime:
     """For a step whose passes are `own`, in 16 bits with `low_precision`, on devices that copy so
     many bytes a second; zero on one device."""
-    check_cost(sync)
+    if sync not in COSTS:
+        raise unknown_name("sync", sync, COSTS)
     cost = COSTS[sync]
     if on.devices == 1:
         return SyncTime()
@@ -318,8 +326,9 @@ def style_time(
     """For a step whose passes are `own`, in 16 bits with `low_precision`; zero on one device."""
     if on.devices == 1:
         return SyncTime()
-    if style.cost is not None:
-        return _time_of(style.cost, on, own, known, library, False, float("inf"))
+    if style.sync:
+        cost = (COSTS | STYLE_COSTS)[style.sync]
+        return _time_of(cost, on, own, known, library, False, float("inf"))
     links = _Links(on, known, library)
     largest = max(g.gradient_bytes for g in own.backward) / own.gradient_bytes
     factor = 0.5 if style.as_computed and low_precision else 1.0

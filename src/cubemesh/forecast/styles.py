@@ -12,13 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from cubemesh.errors import unknown_name
-from cubemesh.parallel.strategy import SyncCost
 
 MIB = 1 << 20
 Inside = Literal["all-reduce", "reduce", "host", "device", "none"]
 Between = Literal["all-reduce", "servers"]
-SPREAD_SERVERS = SyncCost(pattern="host-copies", gradients="servers", weights="servers")
-"""A part of the weights on each device, or between systems on each system."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +41,9 @@ class GradientStyle:
     """What is ready is sent so often."""
     one_ring: bool = False
     """Whether NCCL 1 sends, whose single ring uses one link of each device."""
-    cost: SyncCost | None = None
-    """Transfers as a strategy has them, instead of all of these."""
+    sync: str = ""
+    """A name of `COSTS` or `STYLE_COSTS` (forecast/gradient_sync.py), whose transfers it has
+    instead of all of these."""
 
 
 HOROVOD = GradientStyle(
@@ -113,13 +111,13 @@ STYLES: dict[str, GradientStyle] = {
         framework="TensorFlow, variable_update=parameter_server on the CPU",
         years="2016 to 2018",
         source="TensorFlow benchmarks page, May 2017: variables in the host's memory",
-        cost=SyncCost(pattern="host-copies", gradients="host", weights="host"),
+        sync="host-copies",
     ),
     "tensorflow-servers": GradientStyle(
         framework="TensorFlow, variables spread over GPUs, or over parameter servers",
         years="2016 to 2018",
         source="TensorFlow benchmarks page, May 2017: parameter_server/gpu, distributed_replicated",
-        cost=SPREAD_SERVERS,
+        sync="parameter-server-spread",
     ),
     "mxnet-device": GradientStyle(
         framework="MXNet, kvstore=device and dist_device_sync",
