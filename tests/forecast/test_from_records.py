@@ -135,8 +135,10 @@ def ceiling(record: RunRecord, operation: str, device: str) -> RunRecord:
 
 
 def test_a_copy_by_the_host_is_used_for_a_server_on_the_cpu(trained: RunRecord) -> None:
-    for given in ({"sync": "parameter-server-cpu"}, {"style": "tensorflow-parameter-server"}):
-        asked = replace(ASKED, **given)
+    for asked in (
+        replace(ASKED, sync="parameter-server-cpu"),
+        replace(ASKED, style="tensorflow-parameter-server"),
+    ):
         found = measured_inputs(ceiling(trained, "copy", "cpu"), "resnet-50", asked, EAGER)
         assert (found.host_copy, found.ceiling, found.rates) == (40e9, None, {})
     for asked, operation, device in (

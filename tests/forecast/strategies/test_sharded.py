@@ -3,7 +3,7 @@
 import pytest
 
 from cubemesh import networks
-from cubemesh.forecast.calibration import defaults
+from cubemesh.forecast.calibration import Calibration, defaults
 from cubemesh.forecast.request import ForecastRequest, Point
 from cubemesh.forecast.step import predict
 from cubemesh.forecast.strategies.sharded import exposed_copies, sharded_host_work
@@ -15,14 +15,14 @@ GPT2 = networks.build("gpt2")
 HOST = [name for name in KNOWN.factors if name.startswith("sharded_")]
 
 
-def without_host_time():  # type: ignore[no-untyped-def]
+def without_host_time() -> Calibration:
     known = KNOWN.launched_at_once()
     for name in HOST:
         known = known.with_factor(name, 0.0, "assumed", "test")
     return known
 
 
-def point(sync: str, known=KNOWN, batch: int = 16, devices: int = 2) -> Point:  # type: ignore[no-untyped-def]
+def point(sync: str, known: Calibration = KNOWN, batch: int = 16, devices: int = 2) -> Point:
     request = ForecastRequest(
         network=GPT2,
         system=load_system("hgx-h100"),
