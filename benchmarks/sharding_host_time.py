@@ -12,8 +12,10 @@ the collectives come on top.
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections.abc import Callable
+from pathlib import Path
 from statistics import median
 
 import numpy as np
@@ -61,13 +63,13 @@ def step_times(layers: int, units: int, steps: int, stage: int) -> tuple[float, 
         backward_s, _ = timed(loss.backward)
         read_s, _ = timed(lambda: [local(p.grad) for p in model.parameters()])
         found.append((forward_s, backward_s, read_s))
-    rest = found[steps // 4 :]
-    return tuple(median(column) for column in zip(*rest, strict=True))  # type: ignore[return-value]
+    forward, backward, read = zip(*found[steps // 4 :], strict=True)
+    return median(forward), median(backward), median(read)
 
 
 def local(array: Tensor | None) -> Tensor | None:
     """A rank's rows."""
-    return array.to_local() if hasattr(array, "to_local") else array
+    return array.to_local() if isinstance(array, DTensor) else array
 
 
 def divided_times(layers: int, steps: int, divided: bool, moved: bool) -> tuple[float, float]:
@@ -104,8 +106,8 @@ def divided_times(layers: int, steps: int, divided: bool, moved: bool) -> tuple[
         forward_s, loss = timed(chain)
         backward_s, _ = timed(loss.backward)
         found.append((forward_s, backward_s))
-    rest = found[steps // 4 :]
-    return tuple(median(column) for column in zip(*rest, strict=True))  # type: ignore[return-value]
+    forward, backward = zip(*found[steps // 4 :], strict=True)
+    return median(forward), median(backward)
 
 
 def timed(call: Callable[[], Tensor]) -> tuple[float, Tensor]:
@@ -120,27 +122,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--units", type=int, default=12)
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--json", metavar="FILE", help="write the result there as well")
     args = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
     sizes = (1, 2, 4, 6, 8)
+    found: dict[str, dict[str, float]] = {}
     plain = {n: step_times(n, args.units, args.steps, 0) for n in sizes}
     for stage in (2, 3):
         sharded = {n: step_times(n, args.units, args.steps, stage) for n in sizes}
         for number, name in enumerate(("forward", "backward", "reading")):
-            added = [(sharded[n][number] - plain[n][number]) / args.units * 1e6 for n in sizes]
+            added = [(sharded[n][number] - plain[n][number]) / args.units for n in sizes]
             line = np.stack([np.ones(len(sizes)), 2.0 * np.array(sizes)], 1)
             unit, parameter = np.linalg.lstsq(line, np.array(added), rcond=None)[0]
-            print(
-                f"ZeRO {stage}, {name}: {unit:.0f} µs a unit and {parameter:.1f} µs a parameter; "
-                f"by parameters {dict(zip((2 * n for n in sizes), np.round(added), strict=True))}"
-            )
+            found[f"ZeRO {stage}, {name}"] = {"unit": unit, "parameter": parameter}
     for moved in (False, True):
         plain_s = divided_times(args.units, args.steps, False, moved)
         own_s = divided_times(args.units, args.steps, True, moved)
-        added = [1e6 * (a - b) / args.units for a, b in zip(own_s, plain_s, strict=True)]
-        what = "a divided linear layer and ReLU" + (", and a gather" if moved else "")
-        print(f"DTensor, {what}: forward {added[0]:.0f} µs, backward {added[1]:.0f} µs")
+        forward, backward = ((a - b) / args.units for a, b in zip(own_s, plain_s, strict=True))
+        what = "DTensor, linear layer and ReLU" + (", gathered" if moved else "")
+        found[what] = {"forward": forward, "backward": backward}
+    for name, costs in found.items():
+        print(f"{name}: " + ", ".join(f"{key} {1e6 * s:.1f} µs" for key, s in costs.items()))
+    if args.json:
+        Path(args.json).write_text(json.dumps(found))
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

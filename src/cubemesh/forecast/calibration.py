@@ -302,6 +302,13 @@ _STEP = (
         "factor within which 14 of 15 stored rates of processors are, forecast from ceilings "
         "without their network",
     ),
+    (
+        "band_unpublished",
+        1.3,
+        "",
+        "factor within which 13 rates measured on H100 and H200 are, of strategies that no "
+        "published row has (benchmarks/LOG.md, 2026-11-26)",
+    ),
     ("band_one_device", 1.03, "", f"{_BAND} of one device, with a measured step"),
 )
 

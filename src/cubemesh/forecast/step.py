@@ -349,6 +349,14 @@ class _Model:
         )
 
     @property
+    def _unpublished(self) -> bool:
+        """Whether the strategy is of those that no published row has."""
+        if self.asked.style:
+            return False
+        sync = self.asked.sync
+        return sync in DIVIDING or COSTS[sync].pattern in ("sharded", "host-server")
+
+    @property
     def _low_precision(self) -> bool:
         return self.asked.precision in ("bf16", "fp16")
 
@@ -465,6 +473,8 @@ class _Model:
         band = self.known[f"band_{where}"]
         if self.asked.unknown:
             band *= self.known[f"band_unknown_{where}"]
+        if self._unpublished:
+            band = max(band, self.known["band_unpublished"])
         return band if sheet is None else exp(hypot(log(band), log(sheet.band)))
 
 

@@ -84,3 +84,10 @@ def test_more_host_time_is_never_faster() -> None:
         rates.append(point("fully-sharded", known).samples_per_s)
     assert rates == sorted(rates, reverse=True)
     assert rates[-1] < rates[0]
+
+
+def test_the_band_is_wider_where_nothing_was_published() -> None:
+    for sync, band in (("fully-sharded", 1.3), ("sharded-optimizer", 1.15), ("all-reduce", 1.15)):
+        found = point(sync)
+        assert found.high / found.samples_per_s == pytest.approx(band, rel=0.04)
+        assert found.samples_per_s / found.low == pytest.approx(band, rel=0.04)
