@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 WIDTH = 8
+Result = TypeVar("Result")
 
 
 class Unit(nn.Module):
@@ -110,7 +112,7 @@ def divided_times(layers: int, steps: int, divided: bool, moved: bool) -> tuple[
     return median(forward), median(backward)
 
 
-def timed(call: Callable[[], Tensor]) -> tuple[float, Tensor]:
+def timed(call: Callable[[], Result]) -> tuple[float, Result]:
     """(processor seconds, result)."""
     started = time.process_time()
     result = call()
