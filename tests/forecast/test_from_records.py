@@ -12,8 +12,9 @@ from cubemesh.forecast.from_records import measured_inputs
 from cubemesh.forecast.request import ForecastRequest
 from cubemesh.forecast.step import predict
 from cubemesh.machines.catalogue.systems import load_system
-from cubemesh.schema import Collective, RunRecord, TrainSteps
+from cubemesh.schema import Collective, Figure, RunRecord, TrainSteps
 from cubemesh.schema.collective import SweepPoint
+from cubemesh.schema.work import Ceiling
 from cubemesh.store import Store
 from stored_benchmarks import RECORDS
 
@@ -121,3 +122,29 @@ def test_a_run_of_another_batch_size_or_network_is_a_rate_of_another(trained: Ru
     asked = replace(ASKED, batch_per_device=256)
     with pytest.raises(UsageError, match="batch_per_device"):
         measured_inputs(several(trained, 8), "resnet-50", asked, EAGER)
+
+
+def ceiling(record: RunRecord, operation: str, device: str) -> RunRecord:
+    work = Ceiling(operation=operation)  # type: ignore[arg-type]
+    rank = replace(record.ranks[0], device=device, device_name="")
+    figures = {"rate_bytes_per_s": Figure(value=40e9, unit="B/s")}
+    figures["rate_flops_per_s"] = Figure(value=1e12, unit="FLOP/s")
+    return replace(
+        record, spec=replace(record.spec, work=work), ranks=(rank,), figures=figures, sweep=()
+    )
+
+
+def test_a_copy_by_the_host_is_used_for_a_server_on_the_cpu(trained: RunRecord) -> None:
+    for asked in (
+        replace(ASKED, sync="parameter-server-cpu"),
+        replace(ASKED, style="tensorflow-parameter-server"),
+    ):
+        found = measured_inputs(ceiling(trained, "copy", "cpu"), "resnet-50", asked, EAGER)
+        assert (found.host_copy, found.ceiling, found.rates) == (40e9, None, {})
+    for asked, operation, device in (
+        (ASKED, "copy", "cpu"),
+        (replace(ASKED, sync="parameter-server-cpu"), "matrix_product", "cpu"),
+        (replace(ASKED, sync="parameter-server-cpu"), "copy", "cuda:0"),
+    ):
+        with pytest.raises(UsageError, match="ceilings are for processors"):
+            measured_inputs(ceiling(trained, operation, device), "resnet-50", asked, EAGER)

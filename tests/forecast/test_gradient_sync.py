@@ -108,8 +108,13 @@ def test_a_single_server_costs_more_than_an_all_reduce() -> None:
 
 
 def test_servers_spread_over_devices_carry_less_than_one_processor() -> None:
-    spread, cpu = point("parameter-server-spread"), point("parameter-server-cpu")
-    assert spread.communication_s == pytest.approx(7 / 8 * cpu.communication_s)
+    where = fabric(load_system("dgx1-p100"), 8)
+    spread = sync_time("parameter-server-spread", where, OWN, defaults(), "nccl")
+    assert spread.bytes == 7 / 8 * 128 * MIB
+    assert where.host_bytes_per_s is not None
+    assert spread.busy_s == pytest.approx(2 * spread.bytes / where.host_bytes_per_s)
+    cpu = sync_time("parameter-server-cpu", where, OWN, defaults(), "nccl")
+    assert spread.busy_s < cpu.busy_s == cpu.exposed_s
 
 
 def test_averaging_weights_now_and_then_is_cheapest_and_rarer_is_cheaper() -> None:

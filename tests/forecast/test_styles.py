@@ -124,13 +124,19 @@ def test_horovod_sends_every_5_ms() -> None:
     assert gone > 2 * 5e-3  # 102 MB in buckets of 64 MiB
 
 
-@pytest.mark.parametrize(
-    ("style", "sync"),
-    [
-        ("tensorflow-parameter-server", "parameter-server-cpu"),
-        ("tensorflow-servers", "parameter-server-spread"),
-    ],
-)
-def test_a_style_may_have_the_transfers_of_a_strategy(style: str, sync: str) -> None:
+def test_a_style_may_have_the_transfers_of_a_strategy() -> None:
     for devices in (8, 16):
-        assert point(style, devices).parts_s == point(devices=devices, sync=sync).parts_s
+        style = point("tensorflow-servers", devices)
+        assert style.parts_s == point(devices=devices, sync="parameter-server-spread").parts_s
+
+
+def test_a_server_on_the_cpu_adds_no_faster_than_its_memory() -> None:
+    """One process adds up the arrays of all devices while they are copied."""
+    fast = defaults().with_factor("host_memory_bytes_per_s", 1e12, "measured", "test")
+    slow = defaults().with_factor("host_memory_bytes_per_s", 5e9, "measured", "test")
+    free, bound = (point("tensorflow-parameter-server", 8, known=known) for known in (fast, slow))
+    assert free.communication_s < bound.communication_s
+    assert free.parts_s["exposed"] < bound.parts_s["exposed"]
+    assert bound.limit == "exchange: sum and update on the CPU"
+    size = 4 * networks.build("vgg16").parameter_count
+    assert bound.communication_s == pytest.approx((8 + 1 + 5) * size / 5e9)

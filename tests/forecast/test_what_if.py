@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from cubemesh import networks
-from cubemesh.errors import CubemeshError
+from cubemesh.errors import CubemeshError, UsageError
 from cubemesh.forecast.calibration import Sweep, defaults
 from cubemesh.forecast.request import Forecast, ForecastRequest
 from cubemesh.forecast.step import predict
-from cubemesh.forecast.what_if import KEYS, read_changes
+from cubemesh.forecast.what_if import KEYS, apply_changes, read_changes
 from cubemesh.machines.catalogue.systems import load_system
 from cubemesh.networks.graph import Network
 
@@ -270,3 +270,13 @@ count = 2
 generation = 1
 pairs = [[0, 1, 4]]
 """
+
+
+def test_a_hybrid_by_layer_is_a_change_of_strategy() -> None:
+    request = ForecastRequest(
+        network=networks.build("alexnet"), system=load_system("hgx-h100"), batch_per_device=256
+    )
+    found = predict(request, [2], defaults(), {1: 20_000.0}, {"sync": "hybrid-by-layer"})
+    assert found.points[0].exchanged_bytes < found.before[0].exchanged_bytes
+    with pytest.raises(UsageError, match="hybrid-by-layer"):
+        apply_changes(request, defaults(), {"sync": "hybrid-by-laye"})

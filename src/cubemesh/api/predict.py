@@ -369,6 +369,13 @@ def _calibrated(
             operation, rate = measured.ceiling
             ceilings[operation] = rate, source.run_id
         known = known.with_sweeps(*measured.sweeps)
+        if measured.host_copy:
+            known = known.with_factor(
+                "host_memory_bytes_per_s",
+                measured.host_copy,
+                "measured",
+                f"a copy by the host's processors (run {source.run_id})",
+            )
         if measured.rates and software.captured:
             known = known.launched_at_once()
         watts = measured.device_watts or watts

@@ -84,9 +84,10 @@ def predict(
     sync: Annotated[
         str | None,
         typer.Option(
-            help="Gradient synchronization strategy, as in train; also parameter-server-cpu and "
-            "parameter-server-spread; default all-reduce. tensor-parallel and context-parallel: "
-            "of a transformer, over --devices, or with tp or cp, and dp, of --layout."
+            help="Gradient synchronization strategy, as in train, such as parameter-server-cpu or "
+            "hybrid-by-layer; also parameter-server-spread; default all-reduce. tensor-parallel "
+            "and context-parallel: of a transformer, over --devices, or with tp or cp, and dp, of "
+            "--layout."
         ),
     ] = None,
     style: Annotated[

@@ -149,6 +149,8 @@ def defaults() -> Calibration:
         for (name, unit, what), value in zip(_ALL_REDUCE_FACTORS, values, strict=True):
             source = f"{what}; {rows} (benchmarks/all_reduce_fit.py)"
             found[f"{mesh}_{name}"] = Factor(value=value, unit=unit, origin="fitted", source=source)
+    for name, value, what in _HOST:
+        found[name] = _assumed(value, "s", f"processor time of {what}; {_HOST_ON}")
     for factors, rows in (
         (_FITTED, _FITTED_TO),
         (_COPIED, _COPIED_ON),
@@ -245,6 +247,13 @@ _GLOO = (
         "assumed rate at which a parameter server adds gradients to its sum; measure it",
     ),
     (
+        "host_memory_bytes_per_s",
+        307.2e9,
+        "B/s",
+        "bandwidth of a processor of the host where neither its datasheet nor a copy is known: "
+        "Sapphire Rapids, eight channels of DDR5-4800 (simmtester.com/News/IndustryArticle/25024)",
+    ),
+    (
         "tcp_efficiency",
         1448 / 1538,
         "",
@@ -293,6 +302,13 @@ _STEP = (
         "factor within which 14 of 15 stored rates of processors are, forecast from ceilings "
         "without their network",
     ),
+    (
+        "band_unpublished",
+        1.3,
+        "",
+        "factor within which 13 rates measured on H100 and H200 are, of strategies that no "
+        "published row has (benchmarks/LOG.md, 2026-11-26)",
+    ),
     ("band_one_device", 1.03, "", f"{_BAND} of one device, with a measured step"),
 )
 
@@ -333,6 +349,23 @@ _LAUNCHED = (
 _LAUNCHED_ON = (
     "read from one system, ResNet-50 at batch size 32 in bf16 by torch.compile on H200: 19.4 ms a "
     "step on one device where the captured step takes 6.8, 36.7 ms on eight; 175 layers"
+)
+_HOST = (
+    ("sharded_gather_unit_s", 350e-6, "FSDP2's forward hooks of a unit"),
+    ("sharded_gather_parameter_s", 18e-6, "the same, of each parameter"),
+    ("sharded_gather_again_unit_s", 210e-6, "gathering a unit again before its backward pass"),
+    ("sharded_gather_again_parameter_s", 13e-6, "the same, of each parameter"),
+    ("sharded_reduce_unit_s", 230e-6, "FSDP2's hook after a unit's backward pass"),
+    ("sharded_reduce_parameter_s", 21e-6, "the same, of each parameter"),
+    ("sharded_read_parameter_s", 7e-6, "reading the own rows of a gradient"),
+    ("dtensor_forward_s", 36e-6, "an operation on a DTensor"),
+    ("dtensor_backward_s", 130e-6, "its gradient"),
+    ("dtensor_move_forward_s", 200e-6, "a change of a DTensor's layout"),
+    ("dtensor_move_backward_s", 190e-6, "its gradient"),
+)
+_HOST_ON = (
+    "AMD EPYC, PyTorch 2.13 without a GPU, so without its launches "
+    "(benchmarks/sharding_host_time.py)"
 )
 
 

@@ -68,6 +68,8 @@ class Fabric:
     host_bytes_per_s: float | None = None
     """Of each device to or from the memory of its processor while all of them use their links;
     None for processors, which are there already."""
+    host_memory_bytes_per_s: float | None = None
+    """Of a processor's memory, from its datasheet; None if unknown."""
 
     @property
     def devices(self) -> int:
@@ -114,6 +116,7 @@ def fabric(system: System, devices: int, peer_access: bool = True) -> Fabric:
         network_name=cluster.network.name if cluster else "",
         host_bytes_per_s=host_rate,
         host_architecture=architecture,
+        host_memory_bytes_per_s=None if sheet is None else sheet.value("memory_bytes_per_s"),
     )
 
 

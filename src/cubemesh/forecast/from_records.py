@@ -31,6 +31,8 @@ class MeasuredInputs:
     others: tuple[OtherRate, ...] = ()
     ceiling: tuple[str, float] | None = None
     """`matrix_product` or `copy` of a processor, and its rate."""
+    host_copy: float | None = None
+    """Bytes/s of a copy by the processors of the GPUs' host."""
     sweeps: tuple[Sweep, ...] = ()
     device_watts: float | None = None
     """Mean power of a device while it trained."""
@@ -44,7 +46,10 @@ def measured_inputs(
     if isinstance(record.spec.work, Collective):
         return MeasuredInputs(sweeps=(_sweep(record, request),))
     if isinstance(record.spec.work, Ceiling):
-        return MeasuredInputs(ceiling=_ceiling(record, request))
+        operation, rate = _ceiling(record, request)
+        if request.system.topology.gpus:
+            return MeasuredInputs(host_copy=rate)
+        return MeasuredInputs(ceiling=(operation, rate))
     devices, rate, other = _rate(record, network, request)
     if other:
         return MeasuredInputs(others=(_other(record, rate, software),))
@@ -92,15 +97,27 @@ def _ceiling(record: RunRecord, request: ForecastRequest) -> tuple[str, float]:
             "matrix_product and copy."
         )
     if request.system.topology.gpus:
-        raise UsageError(
-            f"{where}: ceilings are for processors; {request.system.name} has GPUs, which are "
-            "forecast from their datasheet. Leave it out."
-        )
+        _check_host_copy(record, request)
+        return work.operation, rate
     wanted: dict[str, tuple[object, object]] = {}
     if work.operation == "matrix_product":
         wanted = {"precision": (record.spec.program.precision, request.precision)}
     _check(where, wanted | _device_of(record, request))
     return work.operation, rate
+
+
+def _check_host_copy(record: RunRecord, request: ForecastRequest) -> None:
+    """UsageError unless the ceiling is a copy by the processors that a parameter server runs on."""
+    work, where = record.spec.work, _where(record)
+    assert isinstance(work, Ceiling)
+    servers = ("parameter-server-cpu", "tensorflow-parameter-server")
+    on_cpu = bool(record.ranks) and record.ranks[0].device.startswith("cpu")
+    if work.operation != "copy" or not on_cpu or not {request.sync, request.style} & {*servers}:
+        raise UsageError(
+            f"{where}: ceilings are for processors; {request.system.name} has GPUs, which are "
+            "forecast from their datasheet. Leave it out. Only a copy by the processors of their "
+            f"host is used, for --sync {servers[0]} and --style {servers[1]}."
+        )
 
 
 def _other(record: RunRecord, rate: float, software: Software) -> OtherRate:

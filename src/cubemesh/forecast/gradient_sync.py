@@ -6,8 +6,10 @@ What has not finished with the backward pass is exposed, and so is everything af
 patterns of a `SyncCost` (parallel/strategy.py):
 
     overlapped    a collective of each bucket; after the update, one of the weights
-    host-copies   each bucket copied to the memory of its host, over links shared with neighbours;
-                  the weights are fetched during the next forward pass
+    host-copies   each bucket copied to the memory of its host, over links shared with neighbours,
+                  and added there; the weights are fetched during the next forward pass
+    host-server   all gradients, after the backward pass, to a process that adds and updates
+                  (strategies/cpu_server.py)
     asynchronous  every device sends S to a server and fetches S, and waits for no other device; the
                   server's links carry n devices in a step (2 n S)
     peer-copies   each bucket copied between GPUs of one system by their copy engines, as often as
@@ -15,11 +17,12 @@ patterns of a `SyncCost` (parallel/strategy.py):
     periodic      a collective of the weights every `average_every` steps
     sharded       a unit's weights are gathered while the unit before computes, in 16 bits where the
                   network computes in them, once or twice a step; a reduce-scatter of each bucket
-                  competes with them in the backward pass. Each device updates its part
+                  competes with them in the backward pass. Each device updates its part. Copies to
+                  and from the messages are exposed (strategies/sharded.py)
 
-A parameter server in the memory of one host (`parameter-server-cpu`) is forecast as the frameworks
-of 2016 to 2018 had it, with copies of each bucket during the backward pass; here gradients are
-sent after it, through gloo. With a part of the weights for each device
+A parameter server in the memory of one host (`parameter-server-cpu`) is forecast as it runs here:
+gradients go through gloo after the backward pass. The frameworks of 2016 to 2018 copied buckets
+during it (style `tensorflow-parameter-server`). With a part of the weights for each device
 (`parameter-server-spread`; between systems one sum a system goes to servers spread over all, and
 weights return) it is forecast only.
 
@@ -33,9 +36,9 @@ A gradient style (forecast/styles.py) replaces the strategy's transfers by those
               of the network, of TCP and of adding (`server_tcp_bytes_per_s`, `server_sum_…`)
 
 (M. Li et al., Scaling distributed machine learning with the parameter server, 2014; J. Dean et al.
-2012; S. Stich 2019.) Servers are assumed to add as fast as bytes arrive. What overlaps with a pass
-slows it: `overlap_slowdown` for transfers by processors and devices, `copy_slowdown` for copy
-engines, which use neither. The sums between copies are not counted.
+2012; S. Stich 2019.) Servers on devices are assumed to add as fast as bytes arrive. What overlaps
+with a pass slows it: `overlap_slowdown` for transfers by processors and devices, `copy_slowdown`
+for copy engines, which use neither. The sums between copies of GPUs are not counted.
 """
 
 from __future__ import annotations
@@ -48,8 +51,10 @@ from cubemesh.forecast.calibration import Calibration, Operation
 from cubemesh.forecast.communication import Library, collective
 from cubemesh.forecast.fabric import Fabric
 from cubemesh.forecast.passes import Passes
+from cubemesh.forecast.strategies import cpu_server, sharded
 from cubemesh.forecast.styles import GradientStyle
 from cubemesh.parallel.context_parallel import ContextParallel
+from cubemesh.parallel.hybrid_by_layer import HybridByLayer
 from cubemesh.parallel.strategies import STRATEGIES
 from cubemesh.parallel.strategy import SyncCost
 from cubemesh.parallel.tensor_parallel import TensorParallel
@@ -60,7 +65,11 @@ COSTS: dict[str, SyncCost] = {
         pattern="host-copies", gradients="servers", weights="servers"
     ),
 }
-"""Strategy → its cost, of those that can be forecast."""
+"""Strategy → its cost, of those that exchange gradients and weights alone."""
+STYLE_COSTS = {"host-copies": SyncCost(pattern="host-copies", gradients="host", weights="host")}
+"""The same of styles alone."""
+PREDICTED = (*COSTS, HybridByLayer.name)
+"""The strategies that can be forecast for any network."""
 
 Timed = tuple[float, str]
 """(seconds, the link or limit that bounds them)."""
@@ -92,8 +101,8 @@ def check_cost(name: str) -> None:
             f"cubemesh predict NETWORK --sync {name} --devices 2 (docs/transformers.md). Choose "
             "such a network, or another sync."
         )
-    if name not in COSTS:
-        raise unknown_name("sync", name, COSTS)
+    if name not in PREDICTED:
+        raise unknown_name("sync", name, PREDICTED)
 
 
 def sync_time(
@@ -104,9 +113,12 @@ def sync_time(
     library: Library,
     *,
     low_precision: bool = False,
+    bytes_per_s: float = float("inf"),
 ) -> SyncTime:
-    """For a step whose passes are `own`, in 16 bits with `low_precision`; zero on one device."""
-    check_cost(sync)
+    """For a step whose passes are `own`, in 16 bits with `low_precision`, on devices that copy so
+    many bytes a second; zero on one device."""
+    if sync not in COSTS:
+        raise unknown_name("sync", sync, COSTS)
     cost = COSTS[sync]
     if on.devices == 1:
         return SyncTime()
@@ -115,8 +127,22 @@ def sync_time(
             f"sync={sync} copies between GPUs of one system that reach one another's memory, which "
             f"these {on.devices} devices do not. Use sync=all-reduce."
         )
+    return _time_of(cost, on, own, known, library, low_precision, bytes_per_s)
+
+
+def _time_of(
+    cost: SyncCost,
+    on: Fabric,
+    own: Passes,
+    known: Calibration,
+    library: Library,
+    low_precision: bool,
+    bytes_per_s: float,
+) -> SyncTime:
     links = _Links(on, known, library)
     size = cost.bytes_factor * own.gradient_bytes * known["gradient_scale"]
+    if cost.pattern == "host-server":
+        return _host_server(links, known, size)
     if cost.pattern == "periodic":
         seconds, limit = links.transfer(cost.weights, size)
         every = known["average_every"]
@@ -128,7 +154,7 @@ def sync_time(
             waiting=every**-0.5,  # the spread of a sum of steps grows with their root
         )
     if cost.pattern == "sharded":
-        return _sharded(links, own, known, cost, 0.5 if low_precision else 1.0)
+        return _sharded(links, own, known, cost, 0.5 if low_precision else 1.0, bytes_per_s)
     if cost.pattern == "asynchronous":
         return _asynchronous(links, own, size)
     if cost.pattern == "host-copies" and on.systems == 1:
@@ -246,6 +272,11 @@ def _host_copies(
     devices = links.on.devices
     part = (devices - 1) / devices if cost.gradients == "servers" else 1.0
     seconds, limit = links.to_host(part * size)
+    if cost.gradients == "host":
+        memory = cpu_server.memory_rate(links.on, known)
+        added_s = cpu_server.copied_server_bytes(devices, size) / memory
+        if added_s > 2 * seconds:
+            seconds, limit = added_s / 2, cpu_server.SUM
     hidden_s = min(seconds, own.backward_s) + min(seconds, own.forward_s)
     return SyncTime(
         slowdown_s=known["copy_slowdown"] * hidden_s,
@@ -253,6 +284,19 @@ def _host_copies(
         busy_s=2 * seconds,
         limit=limit,
         bytes=round(part * size),
+    )
+
+
+def _host_server(links: _Links, known: Calibration, size: float) -> SyncTime:
+    """Nothing overlaps with a pass, and the devices update nothing."""
+    parts = cpu_server.server_parts(links.on, known, size, links.wire())
+    seconds = sum(parts.values())
+    return SyncTime(
+        exposed_s=seconds,
+        busy_s=seconds,
+        limit=max(parts, key=lambda name: parts[name]),
+        bytes=round(size),
+        update_share=0.0,
     )
 
 
@@ -283,7 +327,8 @@ def style_time(
     if on.devices == 1:
         return SyncTime()
     if style.sync:
-        return sync_time(style.sync, on, own, known, library)
+        cost = (COSTS | STYLE_COSTS)[style.sync]
+        return _time_of(cost, on, own, known, library, False, float("inf"))
     links = _Links(on, known, library)
     largest = max(g.gradient_bytes for g in own.backward) / own.gradient_bytes
     factor = 0.5 if style.as_computed and low_precision else 1.0
@@ -310,10 +355,17 @@ def style_time(
 
 
 def _sharded(
-    links: _Links, own: Passes, known: Calibration, cost: SyncCost, gathered: float
+    links: _Links,
+    own: Passes,
+    known: Calibration,
+    cost: SyncCost,
+    gathered: float,
+    bytes_per_s: float,
 ) -> SyncTime:
     """Units as large as buckets; `gathered` is the bytes of a gathered weight over those of its
     gradient."""
+    weights = own.gradient_bytes * known["gradient_scale"]
+    copied_s = sharded.exposed_copies(weights, cost.gathers, gathered) / bytes_per_s
     rooms = known["first_bucket_bytes"], known["bucket_bytes"]
     units = list(_buckets(own, known["gradient_scale"], *rooms))
     gathers_s = [links.transfer(cost.weights, gathered * size)[0] for _, size in units]
@@ -332,9 +384,9 @@ def _sharded(
         total += size * (1 + gathered * cost.gathers)
     return SyncTime(
         slowdown_s=known["overlap_slowdown"] * hidden_s,
-        exposed_s=exposed_s + max(0.0, ended_s - own.backward_s),
+        exposed_s=exposed_s + max(0.0, ended_s - own.backward_s) + copied_s,
         busy_s=busy_s,
-        limit=limit,
+        limit=sharded.COPIES if copied_s > busy_s else limit,
         bytes=round(total),
         update_share=1 / links.on.devices,
     )

@@ -4,7 +4,8 @@ A step on n devices takes
 
     forward + backward + launch + slowdown + exposed + update + sharing + waiting + input
 
-`launch` is the time a device waits for its host (`launch_overhead.py`). Gradients are synchronized
+`launch` is the time a device waits for its host (`launch_overhead.py`), which some strategies give
+more to do (`strategies/`). Gradients are synchronized
 in buckets as the backward pass completes them (`gradient_sync.py`, `communication.py`): what has
 not finished with the backward pass is exposed; what overlaps slows it (`overlap_slowdown`). Two
 GPUs of a K80 share their board and its power (`sharing`). All devices wait for the slowest of n:
@@ -25,13 +26,25 @@ from cubemesh.errors import UsageError
 from cubemesh.forecast.attained import DatasheetStep
 from cubemesh.forecast.calibration import Calibration
 from cubemesh.forecast.fabric import Fabric, fabric
-from cubemesh.forecast.gradient_sync import SyncTime, style_time, sync_time
-from cubemesh.forecast.launch_overhead import host_s, stall_s, times_for
+from cubemesh.forecast.gradient_sync import COSTS, SyncTime, style_time, sync_time
+from cubemesh.forecast.launch_overhead import NO_WORK, HostWork, host_s, stall_s, times_for
 from cubemesh.forecast.passes import PROPORTIONS, Passes, datasheet_forecast, passes, speed
 from cubemesh.forecast.request import Forecast, ForecastRequest, OtherRate, Point
+from cubemesh.forecast.strategies.divided import (
+    DIVIDING,
+    by_layer_host_work,
+    by_layer_time,
+    context_time,
+    copy_rate,
+)
+from cubemesh.forecast.strategies.sharded import sharded_host_work
 from cubemesh.forecast.styles import STYLES
+from cubemesh.forecast.transformers.groups import group_fabric
 from cubemesh.forecast.what_if import apply_changes
+from cubemesh.frameworks.contract.program import Unsupported
+from cubemesh.networks.graph import follows_weights
 from cubemesh.networks.layers import Recurrence
+from cubemesh.parallel.hybrid_by_layer import HybridByLayer
 
 GOOD = 0.9
 """From this efficiency on a device's own speed is named as the limit."""
@@ -147,6 +160,8 @@ class _Model:
         self.known_passes: dict[int, Passes] = {}
         self._scaled: dict[int, tuple[float, Passes]] = {}
         """Batch size → the last scale, and the passes at it."""
+        self.units: HostWork | None = None
+        """Of the host for the units of sharded data parallelism, counted once."""
         self.single_rate: float | None = None
         """The forecast rate of one device, computed once."""
         self.fitted: set[int] = set()
@@ -287,14 +302,15 @@ class _Model:
         own = own or self.passes(devices)
         found = found or self.sync(devices, own)
         more = known["overhead_scale"]
-        stall = stall_s(own, self.launch_s)
+        stall, work = stall_s(own, self.launch_s), self._host_work(devices)
         several = known["launch_several"] if devices > 1 else 1.0
         beyond = known["overhead_between"]
         one = found if beyond == 1 else self._sync_of_one_system(devices, own) or found
+        launched = stall_s(own, several * self.launch_s, more=work.scaled(several))
         found_s = {
             "forward": own.forward_s,
             "backward": own.backward_s,
-            "launch": stall + (stall_s(own, several * self.launch_s) - stall) * more,
+            "launch": stall + (launched - stall) * more,
             "slowdown": (one.slowdown_s + (found.slowdown_s - one.slowdown_s) * beyond) * more,
             "exposed": (one.exposed_s + (found.exposed_s - one.exposed_s) * beyond) * more,
             "update": own.update_s * found.update_share,
@@ -318,16 +334,79 @@ class _Model:
                 own or self.passes(devices),
                 self.known,
                 self.asked.library,
-                low_precision=self.asked.precision in ("bf16", "fp16"),
+                low_precision=self._low_precision,
             )
+        if self.asked.sync in DIVIDING:
+            return self._divided_sync(devices, own or self.passes(devices))
         return sync_time(
             self.asked.sync,
             self.fabric(devices),
             own or self.passes(devices),
             self.known,
             self.asked.library,
-            low_precision=self.asked.precision in ("bf16", "fp16"),
+            low_precision=self._low_precision and follows_weights(self.asked.network),
+            bytes_per_s=self._copy_rate(devices),
         )
+
+    @property
+    def _unpublished(self) -> bool:
+        """Whether the strategy is of those that no published row has."""
+        if self.asked.style:
+            return False
+        sync = self.asked.sync
+        return sync in DIVIDING or COSTS[sync].pattern in ("sharded", "host-server")
+
+    @property
+    def _low_precision(self) -> bool:
+        return self.asked.precision in ("bf16", "fp16")
+
+    def _divided_sync(self, devices: int, own: Passes) -> SyncTime:
+        """Where devices divide sequences or layers; UsageError where they cannot."""
+        asked, on = self.asked, self.fabric(devices)
+        what = asked.network, asked.batch(devices), asked.precision
+        try:
+            if asked.sync == HybridByLayer.name:
+                return by_layer_time(
+                    *what,
+                    on=on,
+                    own=own,
+                    known=self.known,
+                    library=asked.library,
+                    bytes_per_s=self._copy_rate(devices),
+                )
+            return context_time(
+                *what,
+                group=group_fabric(asked.system, asked.group_size or devices, 1),
+                on=on,
+                own=own,
+                known=self.known,
+                library=asked.library,
+                bytes_per_s=self._copy_rate(devices),
+            )
+        except Unsupported as error:
+            raise UsageError(str(error)) from None
+
+    def _copy_rate(self, devices: int) -> float:
+        """Bytes/s that a device among so many copies in its memory."""
+        on, device = self.fabric(devices), self.at.bytes_per_s * self.known["device_speed"]
+        return copy_rate(on, self.known, self.asked.library, device)
+
+    def _host_work(self, devices: int) -> HostWork:
+        """What the strategy has the host of GPUs do besides launching layers."""
+        asked = self.asked
+        if devices == 1 or asked.style or asked.library != "nccl":
+            return NO_WORK
+        if asked.sync == HybridByLayer.name:
+            try:
+                return by_layer_host_work(asked.network, devices, self.known)
+            except Unsupported as error:
+                raise UsageError(str(error)) from None
+        cost = COSTS.get(asked.sync)
+        if cost is None or cost.pattern != "sharded":
+            return NO_WORK
+        if self.units is None:
+            self.units = sharded_host_work(asked.network, cost.gathers + 1, self.known)
+        return self.units
 
     def fabric(self, devices: int) -> Fabric:
         """What joins so many devices."""
@@ -394,6 +473,8 @@ class _Model:
         band = self.known[f"band_{where}"]
         if self.asked.unknown:
             band *= self.known[f"band_unknown_{where}"]
+        if self._unpublished:
+            band = max(band, self.known["band_unpublished"])
         return band if sheet is None else exp(hypot(log(band), log(sheet.band)))
 
 

@@ -42,8 +42,8 @@ class GradientStyle:
     one_ring: bool = False
     """Whether NCCL 1 sends, whose single ring uses one link of each device."""
     sync: str = ""
-    """A strategy (`COSTS` of forecast/gradient_sync.py) with the same transfers, instead of all of
-    these."""
+    """A name of `COSTS` or `STYLE_COSTS` (forecast/gradient_sync.py), whose transfers it has
+    instead of all of these."""
 
 
 HOROVOD = GradientStyle(
@@ -111,7 +111,7 @@ STYLES: dict[str, GradientStyle] = {
         framework="TensorFlow, variable_update=parameter_server on the CPU",
         years="2016 to 2018",
         source="TensorFlow benchmarks page, May 2017: variables in the host's memory",
-        sync="parameter-server-cpu",
+        sync="host-copies",
     ),
     "tensorflow-servers": GradientStyle(
         framework="TensorFlow, variables spread over GPUs, or over parameter servers",

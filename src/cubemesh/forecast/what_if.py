@@ -13,7 +13,7 @@ from typing import get_args
 
 from cubemesh.errors import UsageError, unknown_name
 from cubemesh.forecast.calibration import Calibration
-from cubemesh.forecast.gradient_sync import COSTS, check_cost
+from cubemesh.forecast.gradient_sync import PREDICTED, check_cost
 from cubemesh.forecast.request import ForecastRequest
 from cubemesh.machines.catalogue import datasheets
 from cubemesh.machines.catalogue.system import Cluster
@@ -255,7 +255,7 @@ KEYS: dict[str, ChangeKey] = {
     "ports": ChangeKey(means="network ports of a system", values="a number: 8", request=_ports),
     "sync": ChangeKey(
         means="gradient synchronization strategy",
-        values=f"one of {', '.join(COSTS)}",
+        values=f"one of {', '.join(PREDICTED)}",
         request=_sync,
     ),
     "precision": ChangeKey(

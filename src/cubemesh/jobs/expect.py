@@ -35,11 +35,14 @@ from cubemesh.forecast.calibration import defaults
 from cubemesh.forecast.gradient_sync import COSTS
 from cubemesh.forecast.request import Ceilings, ForecastRequest
 from cubemesh.forecast.step import predict
+from cubemesh.forecast.strategies.divided import DIVIDING
 from cubemesh.frameworks import FRAMEWORKS
+from cubemesh.frameworks.contract.program import Unsupported
 from cubemesh.jobs.points import RATE, Point
 from cubemesh.networks.own_input import at_own_size
 from cubemesh.papers.published import figures, nearest
 from cubemesh.papers.published.nearest import precision_distance, same_device
+from cubemesh.parallel.strategies import strategy
 from cubemesh.schema import Machine, RunRecord, RunSpec
 from cubemesh.schema.serialization import digest
 from cubemesh.schema.work import Ceiling, NetworkWork, Train, TrainSteps
@@ -151,7 +154,7 @@ def _from_forecast(store: Store, spec: RunSpec, machine: Machine) -> Expected | 
     if framework is None or framework.simulates or spec.placement.hosts:
         return None
     sync = program.sync if devices > 1 else "all-reduce"
-    if not isinstance(work, Train | TrainSteps) or sync not in COSTS:
+    if not isinstance(work, Train | TrainSteps) or sync not in (*COSTS, *DIVIDING):
         return None
     kind, name = _device(spec, machine)
     system = system_of(kind, name, devices)
@@ -164,6 +167,7 @@ def _from_forecast(store: Store, spec: RunSpec, machine: Machine) -> Expected | 
             batch_per_device=work.batch_per_device,
             precision=program.precision,
             sync=sync,
+            group_size=strategy(sync).ranks_per_sample(devices, program),
             style="ddp" if sync == "all-reduce" and devices > 1 else "",
             input_limit=inf if work.data == "synthetic" else None,
             software=Software(
@@ -172,7 +176,7 @@ def _from_forecast(store: Store, spec: RunSpec, machine: Machine) -> Expected | 
             ceilings=_ceilings(store, spec, machine) if kind == "cpu" else None,
         )
         found = predict(request, [devices], defaults())
-    except CubemeshError:
+    except (CubemeshError, Unsupported):
         return None
     point = found.points[0]
     return Expected(

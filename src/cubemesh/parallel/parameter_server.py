@@ -65,7 +65,7 @@ class CpuParameterServer(Strategy):
     sequential_step = False
     checkpoints = False
     updates = False
-    cost = SyncCost(pattern="host-copies", gradients="host", weights="host")
+    cost = SyncCost(pattern="host-server", gradients="host", weights="host")
 
     def __init__(self, group: Group) -> None:
         super().__init__(group)

@@ -29,11 +29,18 @@ class SyncCost:
     """The transfers of a step, as forecast/gradient_sync.py prices them."""
 
     pattern: Literal[
-        "overlapped", "periodic", "asynchronous", "host-copies", "peer-copies", "sharded"
+        "overlapped",
+        "periodic",
+        "asynchronous",
+        "host-copies",
+        "host-server",
+        "peer-copies",
+        "sharded",
     ] = "overlapped"
     """`overlapped`: each bucket during the backward pass, then the weights; `periodic`: the
     weights every few steps; `asynchronous`: gradients to a server and weights back, without
     waiting for other devices; `host-copies`: as `overlapped`, by copies to and from the host;
+    `host-server`: after the backward pass to a process that adds, updates and sends back;
     `peer-copies`: each bucket by copies between GPUs of one host; `sharded`: the weights before a
     pass, each bucket of gradients during the backward pass."""
     gradients: str = ""

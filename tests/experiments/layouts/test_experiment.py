@@ -146,6 +146,12 @@ def test_transformers_on_gpus_have_the_forecast_of_the_datasheet(machine, play, 
     answer = EXPERIMENT.answer(settings, sent)
     assert report.NOTE_BF16 in answer.notes
     assert answer.tables[0].columns[2].unit == "tokens/s"
+    forecast = dict(
+        zip(texts(answer.tables[0], "layout"), values(answer.tables[0], "forecast"), strict=True)
+    )
+    context = forecast["context-parallel, context=2"]
+    assert context is not None
+    assert 0 < context < (forecast["all-reduce, data=2"] or 0)
     sheet = values(answer.tables[0], "datasheet")
     assert all(rate is not None and rate > 0 for rate in sheet)
     rows = dict(zip(texts(answer.tables[0], "layout"), answer.tables[0].rows, strict=True))

@@ -18,12 +18,15 @@ from cubemesh.forecast.calibration import defaults
 from cubemesh.forecast.gradient_sync import COSTS
 from cubemesh.forecast.request import ForecastRequest, Point
 from cubemesh.forecast.step import predict
+from cubemesh.forecast.strategies.divided import DIVIDING
 from cubemesh.frameworks import FRAMEWORKS
+from cubemesh.frameworks.contract.program import Unsupported
 from cubemesh.machines.catalogue import find
 from cubemesh.machines.catalogue.system import System
 from cubemesh.machines.catalogue.systems import system, system_names
 from cubemesh.machines.topology import Node, Topology
 from cubemesh.machines.topology.speeds import smp
+from cubemesh.parallel.strategies import strategy
 from cubemesh.schema import RunRecord
 from cubemesh.schema.work import NetworkWork
 
@@ -42,8 +45,12 @@ def forecast_for(run: RunRecord, one: RunRecord, rate: float | None = None) -> P
         return "the device of the single-device run is unknown"
     devices = run.spec.placement.devices
     sync = run.spec.program.sync
-    if sync not in COSTS:
+    if sync not in COSTS and sync not in DIVIDING:
         return f"sync={sync} is not modelled"
+    try:
+        group = strategy(sync).ranks_per_sample(devices, run.spec.program)
+    except Unsupported as error:
+        return str(error)
     place = _unknown_link(run) or _place(one, devices)
     if isinstance(place, str):
         return place
@@ -55,6 +62,7 @@ def forecast_for(run: RunRecord, one: RunRecord, rate: float | None = None) -> P
         precision=one.spec.program.precision,
         mode="weak" if same else "strong",
         sync=sync,
+        group_size=group,
         style="ddp" if sync == "all-reduce" else "",
         input_limit=inf,
     )

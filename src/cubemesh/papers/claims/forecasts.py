@@ -157,6 +157,7 @@ def _predict(
     *,
     mode: ScalingMode = "weak",
     sync: str = "all-reduce",
+    style: str = "",
     measured: dict[int, float] | None = None,
     **changes: str,
 ) -> Forecast:
@@ -167,6 +168,7 @@ def _predict(
         precision=precision,
         mode=mode,
         sync=sync,
+        style=style,
         software=BEFORE_2018,
     )
     return predict(request, devices, defaults(), measured, changes)
@@ -187,11 +189,16 @@ def _several(
     *,
     mode: ScalingMode = "weak",
     sync: str = "all-reduce",
+    style: str = "",
 ) -> tuple[Point, ...]:
     """Several devices, their band without that of one device's speed."""
     own = _one(network, machine, batch)
     return _predict(
-        *(network, machine, devices, batch), mode=mode, sync=sync, measured={1: own.samples_per_s}
+        *(network, machine, devices, batch),
+        mode=mode,
+        sync=sync,
+        style=style,
+        measured={1: own.samples_per_s},
     ).points
 
 
@@ -217,8 +224,8 @@ def _efficiency(point: Point, times: float = 100.0) -> Figure:
 
 
 def _speed_up(network: str, machine: str, devices: int, batch: int = 64,
-              sync: str = "all-reduce") -> Figure:  # fmt: skip
-    (point,) = _several(network, machine, (devices,), batch, sync=sync)
+              style: str = "") -> Figure:  # fmt: skip
+    (point,) = _several(network, machine, (devices,), batch, style=style)
     return _efficiency(point, float(devices))
 
 
@@ -367,7 +374,7 @@ def _pascal_over_knl() -> tuple[Figure, ...]:
 
 
 def _more_over_fewer(network: str) -> Figure:
-    four, eight = _several(network, "dgx1-v100", (4, 8), 32, sync="parameter-server-cpu")
+    four, eight = _several(network, "dgx1-v100", (4, 8), 32, style=_CPU_SERVER)
     return _banded(eight.samples_per_s / four.samples_per_s, _band(eight))
 
 
@@ -375,7 +382,8 @@ def _plain(*values: float) -> tuple[Figure, ...]:
     return tuple(Figure(unit="", value=value) for value in values)
 
 
-_CPU_SERVER = "parameter-server-cpu"
+_CPU_SERVER = "tensorflow-parameter-server"
+"""Keras's towers with the model on the CPU, in one process [001]."""
 ANY = float("inf")
 
 FORECASTS: dict[str, Rule] = {

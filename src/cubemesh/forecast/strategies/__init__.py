@@ -1,0 +1,1 @@
+"""Forecasts of strategies that are more than collectives of gradients and weights."""
