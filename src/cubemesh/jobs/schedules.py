@@ -13,7 +13,6 @@ the first agent that looks afterwards. Time is the database's.
 from __future__ import annotations
 
 import datetime
-import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -22,11 +21,10 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, func, insert, select, update
 
-from cubemesh.errors import StoreError, UsageError
+from cubemesh.errors import UsageError
 from cubemesh.jobs.queue import MOST_NAME, FreeDevices, JobQueue, insert_job
-from cubemesh.jobs.rows import question_text
+from cubemesh.jobs.rows import question_text, read_question, unreadable_question
 from cubemesh.jobs.values import Question, Wants
-from cubemesh.schema.serialization import from_plain
 from cubemesh.store.database import utc
 from cubemesh.store.migrations.schedule_tables import schedule_nights, schedules
 from cubemesh.team.audit_log import append_entry
@@ -78,6 +76,8 @@ class Schedule:
     """Begin of the next window, or of the one that has begun and is not decided."""
     nights: tuple[Night, ...] = ()
     """The newest ones, newest first."""
+    damage: str = ""
+    """Why its stored question cannot be read; empty where it can."""
 
     @property
     def at(self) -> str:
@@ -216,6 +216,8 @@ class Schedules:
                     if row.host in (None, free.hostname):
                         changed = update(schedules).where(schedules.c.schedule_id == schedule_id)
                         connection.execute(changed.values(waiting_night=night, waiting_why=lacking))
+                elif why := unreadable_question(row.question):
+                    _record(connection, row, now, night, None, why)
                 else:
                     job_id = self._queued(connection, row, now, free)
                     _record(connection, row, now, night, job_id, "")
@@ -233,7 +235,8 @@ class Schedules:
             "parent_id": None,
         }
         wants = Wants(device=row.device, devices=row.devices, host=free.hostname)
-        return insert_job(connection, now, "question", _question_of(row), wants, common)
+        question = read_question(row.question)[0]
+        return insert_job(connection, now, "question", question, wants, common)
 
 
 def parse_hour(text: str) -> int:
@@ -301,21 +304,15 @@ def _record(
     connection.execute(insert(schedule_nights).values(values))
 
 
-def _question_of(row: Row[Any]) -> Question:
-    try:
-        return from_plain(Question, json.loads(row.question))
-    except (ValueError, TypeError) as error:
-        raise StoreError(f"Schedule {row.schedule_id} is damaged: {error}") from error
-
-
 def _schedule_of(row: Row[Any], nights: tuple[Night, ...], now: float) -> Schedule:
     waiting = _undecided(row, nights[0].night if nights else None, now)
     open_night = _begun(row, now)
+    question, unreadable = read_question(row.question)
     day = _day(open_night) if open_night in waiting and open_night else _last_day(row, now) + 1
     return Schedule(
         schedule_id=row.schedule_id,
         name=row.name,
-        question=_question_of(row),
+        question=question,
         at_s=row.at_s,
         within_s=row.within_s,
         when_idle=row.when_idle,
@@ -326,4 +323,5 @@ def _schedule_of(row: Row[Any], nights: tuple[Night, ...], now: float) -> Schedu
         made_utc=utc(row.made_s),
         next_utc=utc(day * DAY_S + row.at_s),
         nights=nights,
+        damage=unreadable and f"its question: {unreadable}",
     )

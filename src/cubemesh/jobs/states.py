@@ -57,6 +57,14 @@ TRANSITIONS: Mapping[State, frozenset[State]] = {
 """State → the states that may follow it."""
 
 
+def stored_state(text: object) -> State:
+    """The state in a row; `failed` for one that is damaged, so that `resume` can queue it again."""
+    try:
+        return State(text)
+    except ValueError:
+        return State.FAILED
+
+
 def check_transition(job_id: int, before: State, after: State) -> None:
     """UsageError where a job cannot change from one state to the other."""
     if after not in TRANSITIONS[before]:

@@ -16,6 +16,7 @@ from cubemesh.units import format_seconds
 from cubemesh.untrusted import clean
 from cubemesh.views.facts.run import series_name
 from cubemesh.views.formatting import number
+from cubemesh.views.job_pages import why_text
 from cubemesh.web.page import Asked, NotFoundError
 
 _MOST_DIGITS = 15
@@ -63,7 +64,7 @@ def rows_of(jobs: Iterable[QueuedJob]) -> list[dict[str, Any]]:
             "left": left_text(job),
             "priority": job.priority,
             "made_utc": job.made_utc,
-            "why": clean(job.why, 200),
+            "why": clean(why_text(job), 200),
             "parent_id": job.parent_id,
         }
         for job in slurm.explained(jobs)
@@ -126,7 +127,7 @@ def expected_of(queue: JobQueue, job_id: int, run: int | None = None) -> dict[st
     """What throughput a run of a job was expected to reach when it began, by default the latest;
     None where nothing was known."""
     for event in newest_events(queue, job_id, ("run",), 1 if run is None else _MOST_BEGUN):
-        if run is None or event.value["run"] == run:
+        if event.kind == "run" and (run is None or event.value["run"] == run):
             found: dict[str, Any] | None = event.value.get("expected")
             return found
     return None

@@ -118,6 +118,7 @@ def _schedule_row(schedule: Schedule) -> dict[str, Any]:
     return {
         "schedule_id": schedule.schedule_id,
         "name": clean(schedule.name, 120),
+        "damage": clean(schedule.damage, 300),
         "when": when_text(schedule),
         "host": clean(schedule.wants.host or "any host", 80),
         "next_utc": schedule.next_utc,
