@@ -73,7 +73,7 @@ class _Columns:
         found = getattr(self._row, name)
         if found in choices:
             return found
-        self.leave_out(name, f"it is none of {', '.join(choices)}")
+        self.leave_out(name, f"it is not one of {', '.join(choices)}")
         return choices[0]
 
     def json(self, name: str, read: Callable[[Any], T], default: T) -> T:
@@ -90,7 +90,7 @@ class _Columns:
         found = getattr(self._row, name)
         if isinstance(found, kind):
             return found
-        self.leave_out(name, f"it is no {'text' if kind is str else 'whole number'}")
+        self.leave_out(name, f"it is not a {'text' if kind is str else 'whole number'}")
         return default
 
 
