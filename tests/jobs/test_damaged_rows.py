@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
-from sqlalchemy import Table, update
+from sqlalchemy import Connection, Table, update
 
 from cubemesh.errors import UsageError
 from cubemesh.jobs.child import Assignment, run_job_of
@@ -53,6 +54,10 @@ def store(tmp_path: Path) -> Iterator[Store]:
 @pytest.fixture
 def queue(store: Store) -> JobQueue:
     return JobQueue(store.database, Clock())
+
+
+def _execute(statement: Any, connection: Connection) -> None:
+    connection.execute(statement)
 
 
 def put(queue: JobQueue, **given: Any) -> int:
@@ -180,7 +185,8 @@ def test_a_damaged_row_of_an_agent_hides_no_other(queue: JobQueue) -> None:
     row = {"hostname": "h", "process": 1, "machine_id": "m", "version": "1", "slots": 1}
     for name, devices in (("a", "{"), ("b", '["gpu-1"]')):
         values = {"agent_id": name, "devices": devices, "seen_s": 0.0, "ended_utc": None, **row}
-        queue.database.commit(lambda c, values=values: c.execute(agents.insert().values(values)))
+        inserted = agents.insert().values(values)
+        queue.database.commit(partial(_execute, inserted))
     assert {one.agent_id: one.devices for one in queue.agents()} == {"a": (), "b": ("gpu-1",)}
 
 

@@ -127,7 +127,12 @@ def secured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Secured
         assert found is not None
         site.handshakes = found
 
-    options = {"ssl_certfile": cert, "ssl_keyfile": key, "http": Timed, "ws": "none"}
+    options: dict[str, Any] = {
+        "ssl_certfile": cert,
+        "ssl_keyfile": key,
+        "http": Timed,
+        "ws": "none",
+    }
     with in_thread(site, prepare=prepare, **options) as (site.server, site.port):
         yield site
 

@@ -80,7 +80,8 @@ def _is_expected(value: Any) -> bool:
         return False
     rate, low, high = value.get("samples_per_s"), value["low"], value["high"]
     band = (low is None and high is None) or (is_number(low) and is_number(high))
-    return is_number(rate) and rate > 0 and band and _is_text(value.get("source"))
+    positive = rate is not None and is_number(rate) and rate > 0
+    return bool(positive and band and _is_text(value.get("source")))
 
 
 _FIELDS: Mapping[str, Mapping[str, _Check]] = {

@@ -59,10 +59,7 @@ TRANSITIONS: Mapping[State, frozenset[State]] = {
 
 def stored_state(text: object) -> State:
     """The state in a row; `failed` for one that is damaged, so that `resume` can queue it again."""
-    try:
-        return State(text)
-    except ValueError:
-        return State.FAILED
+    return State(text) if isinstance(text, str) and text in list(State) else State.FAILED
 
 
 def check_transition(job_id: int, before: State, after: State) -> None:
