@@ -95,9 +95,11 @@ def test_a_damaged_question_is_named_and_the_agent_goes_on_with_the_next_job(
     assert listed[broken].damage.startswith("question: ")
     assert (listed[other].question, listed[other].damage) == (QUESTION, "")
     assert "question: " in printed(list(listed.values()))
-    claimed = queue.claim("a", FREE)
+    told: dict[int, str] = {}
+    claimed = queue.claim("a", FREE, damaged=told.__setitem__)
     assert claimed is not None
     assert claimed.job_id == other
+    assert told.keys() == {broken}
     failed = queue.get(broken)
     assert failed.state is State.FAILED
     assert "stored question is damaged" in failed.why

@@ -124,11 +124,19 @@ class JobQueue:
         return self.database.commit(insert_all)
 
     def claim(
-        self, agent_id: str, free: FreeDevices, *, only: int | None = None, lease_s: float = LEASE_S
+        self,
+        agent_id: str,
+        free: FreeDevices,
+        *,
+        only: int | None = None,
+        lease_s: float = LEASE_S,
+        damaged: Callable[[int, str], None] = lambda job_id, why: None,
     ) -> QueuedJob | None:
         """Give the first job that fits to an agent, in the state `starting`; None without one.
         `only` is the one job, or sweep, that may be claimed; without it no job of Slurm is. One
-        whose stored question is damaged fails with the reason, and the next is claimed."""
+        whose stored question is damaged fails with the reason, which `damaged` gets with its
+        number, and the next is claimed."""
+        failed: dict[int, str] = {}
 
         def take(connection: Connection) -> QueuedJob | None:
             now = self.clock(connection)
@@ -139,6 +147,7 @@ class JobQueue:
                 claimed = claim_row(connection, row, now)
                 if why := unreadable_question(row.question):
                     change_state(connection, claimed, State.FAILED, now, who=agent_id, why=why)
+                    failed[row.job_id] = why
                     continue
                 return read_job(connection, claimed)
             return None
@@ -159,7 +168,10 @@ class JobQueue:
             )
             return job_row(connection, row.job_id)
 
-        return self.database.commit(take)
+        job = self.database.commit(take)
+        for job_id, why in failed.items():
+            damaged(job_id, why)
+        return job
 
     def waiting(self, free: FreeDevices, *, only: int | None = None) -> int:
         """Number of queued jobs that an agent with these devices could run now or later."""
