@@ -147,10 +147,13 @@ def text(tmp_path):
     return {"data": "text", "data_path": str(tmp_path / "text.txt")}
 
 
-def forget_data(folder):
-    """Remove the digest of the data from a manifest, as in folders of an earlier version."""
+def forget_data(folder, *, earlier):
+    """Empty the digest of the data of a manifest, or, as in one of an `earlier` version, remove
+    it."""
     manifest = json.loads((folder / MANIFEST).read_text())
-    del manifest["data_digest"]
+    manifest["data_digest"] = ""
+    if earlier:
+        del manifest["data_digest"]
     (folder / MANIFEST).write_text(json.dumps(manifest))
 
 
@@ -165,18 +168,19 @@ def test_changed_files_at_the_same_path_are_refused_by_name(tmp_path, text, resh
     (tmp_path / "text.txt").write_text("to be or not to bet")
     before = content(folder)
     for attempt in (check, lambda spec: claim(folder, spec)):
-        with pytest.raises(UsageError, match=r"text\.txt have changed.*remove data_digest from"):
+        with pytest.raises(UsageError, match=r'text\.txt have changed.*set "data_digest" to "" in'):
             attempt(asked(folder, **now))
     assert content(folder) == before
     (tmp_path / "text.txt").write_text("to be or not to be")
     check(asked(folder, **now))
 
 
-def test_the_way_on_with_changed_files_is_to_remove_their_digest(tmp_path, text):
+@pytest.mark.parametrize("earlier", [False, True])
+def test_the_way_on_with_changed_files_is_to_empty_their_digest(tmp_path, text, earlier):
     folder = tmp_path / "ck"
     begun = train(folder, work=text)
     (tmp_path / "text.txt").write_text("something else")
-    forget_data(folder)
+    forget_data(folder, earlier=earlier)
     check(asked(folder, work=text))
     claimed = claim(folder, asked(folder, work=text))
     claimed.close()

@@ -190,8 +190,8 @@ def _continued(folder: Path, spec: RunSpec) -> Manifest | None:
             f"{has}, of a training that began with other data: the files at data_path="
             f"{clean(str(_data_path(spec)))} have changed since (data_digest="
             f"{clean(manifest.data_digest, 40)}, now {now}). Restore them, with their times of "
-            f"change, or {other}. To continue with the data as they are now, remove data_digest "
-            f"from '{folder / MANIFEST}'."
+            f"change, or {other}. To continue with the data as they are now, set "
+            f'"data_digest" to "" in \'{folder / MANIFEST}\'.'
         )
     return manifest
 
