@@ -19,6 +19,7 @@ from cubemesh.errors import DataError, UsageError
 from cubemesh.frameworks import entry
 from cubemesh.frameworks.contract.program import Unsupported
 from cubemesh.schema import CheckpointSettings, ProgramSettings, RunSpec, Train
+from cubemesh.training.manifest import MANIFEST
 from cubemesh.worker.report.events import EventLog, events_path, read_events
 from cubemesh.worker.run.task import Task
 from cubemesh.worker.run.work_kinds import TASKS
@@ -155,11 +156,18 @@ def test_a_training_resumes_with_its_vocabulary_and_not_with_another_text(folder
     assert (folder / "ck" / FILE).read_bytes() == before
     text = (folder / "pairs.tsv").read_text()
     (folder / "pairs.tsv").write_text(text.replace("Vogel", "Kran"))
+    begun = (folder / "ck" / MANIFEST).read_text()
     try:
+        with pytest.raises(UsageError, match=r"pairs\.tsv have changed"):
+            train(folder, spec_of(folder, epochs=4, resume=True))
+        manifest = json.loads(begun)
+        del manifest["data_digest"]
+        (folder / "ck" / MANIFEST).write_text(json.dumps(manifest))
         with pytest.raises(UsageError, match="the text has changed"):
             train(folder, spec_of(folder, epochs=4, resume=True))
     finally:
         (folder / "pairs.tsv").write_text(text)
+        (folder / "ck" / MANIFEST).write_text(begun)
 
 
 def test_what_does_not_translate_says_why(folder, trained, tmp_path):

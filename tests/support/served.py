@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from patience import PATIENCE_S, wait_until
 
@@ -40,13 +43,21 @@ def ready(process: Any) -> Iterator[tuple[Any, Ready]]:
 
 
 @contextmanager
-def in_thread(app: Any, port: int = 0, **options: Any) -> Iterator[tuple[Any, int]]:
-    """A server of an application, with more options of uvicorn, and its port."""
+def in_thread(
+    app: Any,
+    port: int = 0,
+    prepare: Callable[[Any], object] = lambda config: None,
+    **options: Any,
+) -> Iterator[tuple[Any, int]]:
+    """A server of an application, with more options of uvicorn, and its port; `prepare` gets the
+    loaded configuration."""
     import uvicorn
 
     config = uvicorn.Config(
         app, port=port, log_config=None, lifespan="off", timeout_graceful_shutdown=1, **options
     )
+    config.load()
+    prepare(config)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -56,6 +67,19 @@ def in_thread(app: Any, port: int = 0, **options: Any) -> Iterator[tuple[Any, in
     finally:
         server.should_exit = True
         thread.join()
+
+
+def certificate(folder: Path) -> tuple[Path, Path]:
+    """The files of a certificate of 127.0.0.1 and of its key; skips where nothing makes one."""
+    if shutil.which("openssl") is None:
+        pytest.skip("there is no openssl that makes a certificate")
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
+    words = ["req", "-x509", *kind, "-nodes", "-days", "2"]
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    files = ["-keyout", str(key), "-out", str(cert)]
+    subprocess.run(["openssl", *words, *names, *files], capture_output=True, check=True)
+    return cert, key
 
 
 def ask(ready: Ready, path: str, **given: Any) -> httpx.Response:

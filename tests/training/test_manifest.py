@@ -27,6 +27,7 @@ def asked(folder, resume=True, reshard=False, devices=1, work=None, program=None
 
 def train(folder, **given):
     """Begin a training and write a checkpoint."""
+    folder.mkdir(exist_ok=True)
     claimed = claim(folder, asked(folder, resume=False, **given))
     checkpoint(folder, claimed.manifest.training)
     claimed.close()
@@ -137,6 +138,71 @@ def test_an_own_network_without_a_digest_in_the_manifest_gets_one(tmp_path):
     claimed.close()
     with pytest.raises(UsageError, match="own_network="):
         check(asked(tmp_path, work=own(digest="b2")))
+
+
+@pytest.fixture
+def text(tmp_path):
+    """A training in `ck` of the text in a file."""
+    (tmp_path / "text.txt").write_text("to be or not to be")
+    return {"data": "text", "data_path": str(tmp_path / "text.txt")}
+
+
+def forget_data(folder, *, earlier):
+    """Empty the digest of the data of a manifest, or, as in one of an `earlier` version, remove
+    it."""
+    manifest = json.loads((folder / MANIFEST).read_text())
+    manifest["data_digest"] = ""
+    if earlier:
+        del manifest["data_digest"]
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize("reshard", [False, True])
+def test_changed_files_at_the_same_path_are_refused_by_name(tmp_path, text, reshard):
+    folder = tmp_path / "ck"
+    train(folder, work=text, program=FIXED)
+    now = {"work": text, "program": FIXED}
+    if reshard:
+        now = {"devices": 2, "work": HALF | text, "program": FIXED | ALL_REDUCE, "reshard": True}
+    check(asked(folder, **now))
+    (tmp_path / "text.txt").write_text("to be or not to bet")
+    before = content(folder)
+    for attempt in (check, lambda spec: claim(folder, spec)):
+        with pytest.raises(UsageError, match=r'text\.txt have changed.*set "data_digest" to "" in'):
+            attempt(asked(folder, **now))
+    assert content(folder) == before
+    (tmp_path / "text.txt").write_text("to be or not to be")
+    check(asked(folder, **now))
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_the_way_on_with_changed_files_is_to_empty_their_digest(tmp_path, text, earlier):
+    folder = tmp_path / "ck"
+    begun = train(folder, work=text)
+    (tmp_path / "text.txt").write_text("something else")
+    forget_data(folder, earlier=earlier)
+    check(asked(folder, work=text))
+    claimed = claim(folder, asked(folder, work=text))
+    claimed.close()
+    assert claimed.manifest.training == begun.training
+    assert claimed.manifest.data_digest not in ("", begun.data_digest)
+    (tmp_path / "text.txt").write_text("to be or not to be")
+    with pytest.raises(UsageError, match="have changed"):
+        check(asked(folder, work=text))
+
+
+def test_data_without_files_and_files_that_only_other_hosts_have_are_not_compared(tmp_path, text):
+    generated, folder = tmp_path / "generated", tmp_path / "ck"
+    assert train(generated).data_digest == ""
+    check(asked(generated))
+    begun = train(folder, work=text)
+    (tmp_path / "text.txt").unlink()
+    check(asked(folder, work=text))
+    claimed = claim(folder, asked(folder, work=text))
+    claimed.adopt(asked(folder, work=text))
+    claimed.close()
+    assert claimed.manifest == begun
+    assert json.loads((folder / MANIFEST).read_text())["data_digest"] == begun.data_digest
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 import socket
 import ssl
@@ -20,7 +19,7 @@ from cubemesh.errors import UsageError
 from cubemesh.web.security.hosts import host_name, is_allowed_client, is_allowed_host, is_loopback
 from cubemesh.web.server import Listening
 from patience import PATIENCE_S
-from served import COMMAND, Serving, ask, ready
+from served import COMMAND, Serving, ask, certificate, ready
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -104,23 +103,7 @@ def test_names_of_hosts() -> None:
 
 
 def test_tls_with_a_cookie_that_needs_it(serving: Serving, filled: Path, tmp_path: Path) -> None:
-    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    if shutil.which("openssl") is None:
-        pytest.skip("there is no openssl that makes a certificate")
-    words = [
-        "req",
-        "-x509",
-        "-newkey",
-        "rsa:2048",
-        "-nodes",
-        "-days",
-        "2",
-        "-subj",
-        "/CN=localhost",
-    ]
-    names = ["-addext", "subjectAltName=IP:127.0.0.1"]
-    files = ["-keyout", str(key), "-out", str(cert)]
-    subprocess.run(["openssl", *words, *names, *files], capture_output=True, check=True)
+    cert, key = certificate(tmp_path)
     context = ssl.create_default_context(cafile=str(cert))
     options = ("--port", "0", "--tls-cert", str(cert), "--tls-key", str(key))
     with serving(*options, store=filled) as (_, started):

@@ -232,7 +232,11 @@ class JobAgent:
         if len(self._children) >= self.agent.slots or (options.once and self._taken):
             return False
         job = self.queue.claim(
-            self.agent.agent_id, self._free(), only=options.only, lease_s=options.lease_s
+            self.agent.agent_id,
+            self._free(),
+            only=options.only,
+            lease_s=options.lease_s,
+            damaged=lambda job_id, why: self.announce(f"job {job_id} failed: {why}"),
         )
         if job is None:
             return False

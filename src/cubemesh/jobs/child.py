@@ -82,6 +82,9 @@ def run_job_of(given: Assignment, store: Store) -> None:
     queue = JobQueue(store.database)
     lease = Lease(queue=queue, job_id=given.job_id, fence=given.fence, seconds=given.lease_s)
     job = queue.get(given.job_id)
+    if not job.question.names:  # damaged since it was claimed
+        lease.end(State.FAILED, f"Its stored row is damaged: {job.damage}.")
+        return
     pause_file = Path(given.pause_file)
     machine = probe()
     recorder = Recorder(

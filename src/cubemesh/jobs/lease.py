@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Row, insert, select, update
 
 from cubemesh.jobs.queue import LEASE_S, JobQueue, after_fault, edited_columns, state_asked
 from cubemesh.jobs.rows import append_event, change_state, job_row
-from cubemesh.jobs.states import HELD, State
+from cubemesh.jobs.states import HELD, State, stored_state
 from cubemesh.store.migrations.job_tables import job_runs, jobs
 
 T = TypeVar("T")
@@ -58,7 +58,7 @@ class Lease:
         asked = select(jobs.c.control, jobs.c.fence, jobs.c.state)
         with self.queue.database.read() as connection:
             row = connection.execute(asked.where(jobs.c.job_id == self.job_id)).one_or_none()
-        if row is None or row.fence != self.fence or State(row.state) not in HELD:
+        if row is None or row.fence != self.fence or stored_state(row.state) not in HELD:
             raise LeaseLost
         return row.control and str(row.control)
 
@@ -104,7 +104,7 @@ class Lease:
 
         def write(connection: Connection, row: Row[Any], now: float) -> State:
             state = state_asked(row)
-            columns = {"not_before_s": now + delay_s, **edited_columns(row)}
+            columns = {"not_before_s": now + delay_s, **edited_columns(connection, row, now)}
             change_state(connection, row, state, now, why=why, **columns)
             return state
 
@@ -123,7 +123,7 @@ class Lease:
         def fenced(connection: Connection) -> T:
             now = self.queue.clock(connection)
             row = job_row(connection, self.job_id)
-            if row.fence != self.fence or State(row.state) not in HELD:
+            if row.fence != self.fence or stored_state(row.state) not in HELD:
                 raise LeaseLost
             return work(connection, row, now)
 

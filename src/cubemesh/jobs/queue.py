@@ -21,12 +21,23 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Row, and_, func, insert, or_, select, update
 
 from cubemesh.errors import UsageError
-from cubemesh.jobs.rows import append_event, change_state, job_of, job_row, question_text, read_job
-from cubemesh.jobs.states import ENDED, HELD, State
+from cubemesh.jobs.rows import (
+    append_event,
+    change_state,
+    count_of,
+    job_of,
+    job_row,
+    question_text,
+    read_job,
+    read_question,
+    unreadable_question,
+)
+from cubemesh.jobs.states import ENDED, HELD, State, stored_state
 from cubemesh.jobs.values import Agent, Question, QueuedJob, SlurmJob, Wants
 from cubemesh.runs.slurm import Resources
 from cubemesh.schema.serialization import from_plain
 from cubemesh.store.database import Database, database_time, utc
+from cubemesh.store.json_text import UNREADABLE
 from cubemesh.store.migrations.job_tables import agents, job_runs, jobs
 from cubemesh.team.audit_log import append_entry
 
@@ -113,18 +124,35 @@ class JobQueue:
         return self.database.commit(insert_all)
 
     def claim(
-        self, agent_id: str, free: FreeDevices, *, only: int | None = None, lease_s: float = LEASE_S
+        self,
+        agent_id: str,
+        free: FreeDevices,
+        *,
+        only: int | None = None,
+        lease_s: float = LEASE_S,
+        damaged: Callable[[int, str], None] = lambda job_id, why: None,
     ) -> QueuedJob | None:
         """Give the first job that fits to an agent, in the state `starting`; None without one.
-        `only` is the one job, or sweep, that may be claimed; without it no job of Slurm is."""
+        `only` is the one job, or sweep, that may be claimed; without it no job of Slurm is. One
+        whose stored question is damaged fails with the reason, which `damaged` gets with its
+        number, and the next is claimed."""
+        failed: dict[int, str] = {}
 
         def take(connection: Connection) -> QueuedJob | None:
             now = self.clock(connection)
             asked = select(jobs).where(_claimable(free, now, only))
             asked = asked.order_by(jobs.c.priority.desc(), jobs.c.job_id).limit(1)
-            row = connection.execute(asked.with_for_update(skip_locked=True)).one_or_none()
-            if row is None:
-                return None
+            asked = asked.with_for_update(skip_locked=True)
+            while (row := connection.execute(asked).one_or_none()) is not None:
+                claimed = claim_row(connection, row, now)
+                if why := unreadable_question(row.question):
+                    change_state(connection, claimed, State.FAILED, now, who=agent_id, why=why)
+                    failed[row.job_id] = why
+                    continue
+                return read_job(connection, claimed)
+            return None
+
+        def claim_row(connection: Connection, row: Row[Any], now: float) -> Row[Any]:
             change_state(
                 connection,
                 row,
@@ -132,15 +160,18 @@ class JobQueue:
                 now,
                 who=agent_id,
                 agent_id=agent_id,
-                fence=row.fence + 1,
-                attempt=row.attempt + 1,
+                fence=jobs.c.fence + 1,
+                attempt=jobs.c.attempt + 1,
                 lease_until_s=now + lease_s,
                 not_before_s=None,
                 started_utc=row.started_utc or utc(now),
             )
-            return read_job(connection, job_row(connection, row.job_id))
+            return job_row(connection, row.job_id)
 
-        return self.database.commit(take)
+        job = self.database.commit(take)
+        for job_id, why in failed.items():
+            damaged(job_id, why)
+        return job
 
     def waiting(self, free: FreeDevices, *, only: int | None = None) -> int:
         """Number of queued jobs that an agent with these devices could run now or later."""
@@ -162,7 +193,7 @@ class JobQueue:
         def take(connection: Connection) -> bool:
             now = self.clock(connection)
             row = job_row(connection, job_id)
-            if State(row.state) not in HELD or row.lease_until_s >= now:
+            if stored_state(row.state) not in HELD or row.lease_until_s >= now:
                 return False  # renewed, or expired by another process
             late = now - row.lease_until_s
             after_fault(connection, row, now, f"Its lease expired {late:.0f} s ago.")
@@ -230,7 +261,7 @@ class JobQueue:
         def change(connection: Connection) -> None:
             now = self.clock(connection)
             row = job_row(connection, job_id)
-            state = State(row.state)
+            state = stored_state(row.state)
             if row.kind == "sweep" or state is State.DONE or state is State.PAUSING:
                 what = "a sweep" if row.kind == "sweep" else state
                 raise UsageError(
@@ -251,7 +282,7 @@ class JobQueue:
 
     def _act(self, job_id: int, control: str, after: State, who: str, why: str = "") -> None:
         def act(connection: Connection, row: Row[Any], now: float) -> None:
-            if State(row.state) not in HELD:
+            if stored_state(row.state) not in HELD:
                 change_state(connection, row, after, now, who=who, why=why)
                 return
             this = update(jobs).where(jobs.c.job_id == row.job_id)
@@ -284,7 +315,7 @@ class JobQueue:
                 return
             own = select(jobs).where(jobs.c.parent_id == job_id).order_by(jobs.c.job_id)
             for child in connection.execute(own.with_for_update()).all():
-                if concerns(State(child.state)):
+                if concerns(stored_state(child.state)):
                     act(connection, child, now)
 
         self.database.commit(all_of_them)
@@ -333,7 +364,7 @@ class JobQueue:
             own = select(jobs.c.parent_id, jobs.c.job_id, jobs.c.state)
             children: dict[int, dict[int, State]] = defaultdict(dict)
             for parent, child, state in connection.execute(own.where(jobs.c.parent_id.in_(ids))):
-                children[parent][child] = State(state)
+                children[parent][child] = stored_state(state)
             runs: dict[int, list[str]] = defaultdict(list)
             listed = select(job_runs).where(job_runs.c.job_id.in_(ids))
             for run in connection.execute(listed.order_by(job_runs.c.place)):
@@ -345,7 +376,10 @@ class JobQueue:
         counted = select(jobs.c.state, func.count()).where(jobs.c.kind == "question")
         with self.database.read() as connection:
             rows = connection.execute(counted.group_by(jobs.c.state)).all()
-        return {State(state): int(count) for state, count in rows}
+        found: dict[State, int] = defaultdict(int)
+        for state, count in rows:
+            found[stored_state(state)] += int(count)
+        return dict(found)
 
 
 def after_fault(
@@ -360,11 +394,13 @@ def after_fault(
     """Queue a job again whose holder was lost, for after `delay_s` seconds, unless its restarts are
     used up (then it is `at_last`), or it was to pause or stop; the new state."""
     state = state_asked(row)
-    if state is State.QUEUED and row.faults >= row.restarts:
+    faults, restarts = count_of(row.faults), count_of(row.restarts)
+    if state is State.QUEUED and faults >= restarts:
         state = at_last
-        why = f"{why} It was queued again {row.restarts} times before: see --restarts."
+        why = f"{why} It was queued again {restarts} times before: see --restarts."
     later = now + delay_s if delay_s else None
-    columns = {"faults": row.faults + 1, "not_before_s": later, **edited_columns(row)}
+    edited = edited_columns(connection, row, now)
+    columns = {"faults": faults + 1, "not_before_s": later, **edited}
     change_state(connection, row, state, now, why=why, **columns)
     return state
 
@@ -375,11 +411,17 @@ def state_asked(row: Row[Any]) -> State:
     return asked.get(row.control or "", State.QUEUED)
 
 
-def edited_columns(row: Row[Any]) -> dict[str, Any]:
-    """The columns that change when an edit of the question takes effect."""
+def edited_columns(connection: Connection, row: Row[Any], now: float) -> dict[str, Any]:
+    """The columns that change when an edit of the question takes effect. One that is damaged has
+    none, and its job a message that says so."""
     if row.next_question is None:
         return {}
-    name = from_plain(Question, json.loads(row.next_question)).text[:MOST_NAME]
+    question, unreadable = read_question(row.next_question)
+    if unreadable:
+        text = f"The stored edit of its question is damaged and was left out: {unreadable}"
+        append_event(connection, row.job_id, now, "message", {"text": text})
+        return {"next_question": None}
+    name = question.text[:MOST_NAME]
     return {"question": row.next_question, "name": name, "next_question": None}
 
 
@@ -446,6 +488,14 @@ def _put_slurm(connection: Connection, job_id: int, slurm: SlurmJob) -> None:
     connection.execute(update(jobs).where(jobs.c.job_id == job_id).values(slurm=text))
 
 
+def _devices_of(text: Any) -> tuple[str, ...]:
+    """The devices of an agent; none where its row is damaged, which must not hide the others."""
+    try:
+        return from_plain(tuple[str, ...], json.loads(text))
+    except UNREADABLE:
+        return ()
+
+
 def _agent_of(row: Row[Any], now: float) -> Agent:
     ago = max(0.0, now - row.seen_s)
     alive = "alive" if ago <= AGENT_LOST_S else "lost"
@@ -455,7 +505,7 @@ def _agent_of(row: Row[Any], now: float) -> Agent:
         process=row.process,
         machine_id=row.machine_id,
         version=row.version,
-        devices=tuple(json.loads(row.devices)),
+        devices=_devices_of(row.devices),
         slots=row.slots,
         seen_s=ago,
         state="ended" if row.ended_utc else alive,  # type: ignore[arg-type]

@@ -14,7 +14,6 @@ the database's.
 from __future__ import annotations
 
 import datetime
-import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -23,12 +22,11 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, func, insert, select, update
 
-from cubemesh.errors import StoreError, UsageError
+from cubemesh.errors import UsageError
 from cubemesh.jobs.queue import MOST_NAME, FreeDevices, JobQueue, insert_job
-from cubemesh.jobs.rows import question_text
-from cubemesh.jobs.states import State
+from cubemesh.jobs.rows import question_text, read_question, unreadable_question
+from cubemesh.jobs.states import State, stored_state
 from cubemesh.jobs.values import Question, Wants
-from cubemesh.schema.serialization import from_plain
 from cubemesh.store.database import utc
 from cubemesh.store.migrations.job_tables import jobs
 from cubemesh.store.migrations.schedule_tables import schedule_nights, schedules
@@ -87,6 +85,8 @@ class Schedule:
     """When it was paused; None for one that is not."""
     nights: tuple[Night, ...] = ()
     """The newest ones, newest first."""
+    damage: str = ""
+    """Why its stored question cannot be read; empty where it can."""
 
     @property
     def at(self) -> str:
@@ -251,6 +251,9 @@ class Schedules:
             if night is None:
                 return None
             if not lacking:
+                if why := unreadable_question(row.question):
+                    _record(connection, row, now, night, None, why)
+                    return None
                 job_id = self._queued(connection, row, now, free)
                 _record(connection, row, now, night, job_id, "")
                 return job_id
@@ -270,7 +273,8 @@ class Schedules:
             "parent_id": None,
         }
         wants = Wants(device=row.device, devices=row.devices, host=free.hostname)
-        return insert_job(connection, now, "question", _question_of(row), wants, common)
+        question = read_question(row.question)[0]
+        return insert_job(connection, now, "question", question, wants, common)
 
 
 def parse_hour(text: str) -> int:
@@ -363,18 +367,11 @@ def _record(
     connection.execute(insert(schedule_nights).values(values))
 
 
-def _question_of(row: Row[Any]) -> Question:
-    try:
-        return from_plain(Question, json.loads(row.question))
-    except (ValueError, TypeError) as error:
-        raise StoreError(f"Schedule {row.schedule_id} is damaged: {error}") from error
-
-
 def _night_of(row: Row[Any]) -> Night:
     return Night(
         night=row.night,
         job_id=row.job_id,
-        state=None if row.state is None else State(row.state),
+        state=None if row.state is None else stored_state(row.state),
         why=row.why or row.job_why or "",
         said_utc=row.said_utc,
     )
@@ -383,11 +380,12 @@ def _night_of(row: Row[Any]) -> Night:
 def _schedule_of(row: Row[Any], nights: tuple[Night, ...], now: float) -> Schedule:
     waiting = _undecided(row, nights[0].night if nights else None, now)
     open_night = _begun(row, now)
+    question, unreadable = read_question(row.question)
     day = _day(open_night) if open_night in waiting and open_night else _last_day(row, now) + 1
     return Schedule(
         schedule_id=row.schedule_id,
         name=row.name,
-        question=_question_of(row),
+        question=question,
         at_s=row.at_s,
         within_s=row.within_s,
         when_idle=row.when_idle,
@@ -399,4 +397,5 @@ def _schedule_of(row: Row[Any], nights: tuple[Night, ...], now: float) -> Schedu
         next_utc=None if row.paused_s is not None else utc(day * DAY_S + row.at_s),
         paused_utc=None if row.paused_s is None else utc(row.paused_s),
         nights=nights,
+        damage=unreadable and f"its question: {unreadable}",
     )

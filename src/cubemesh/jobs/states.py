@@ -57,6 +57,11 @@ TRANSITIONS: Mapping[State, frozenset[State]] = {
 """State → the states that may follow it."""
 
 
+def stored_state(text: object) -> State:
+    """The state in a row; `failed` for one that is damaged, so that `resume` can queue it again."""
+    return State(text) if isinstance(text, str) and text in list(State) else State.FAILED
+
+
 def check_transition(job_id: int, before: State, after: State) -> None:
     """UsageError where a job cannot change from one state to the other."""
     if after not in TRANSITIONS[before]:

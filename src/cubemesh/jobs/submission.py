@@ -140,6 +140,11 @@ def schedule_question(
 
 def cloned(job: QueuedJob, changes: Sequence[str]) -> Question:
     """The question of a job, with some settings changed."""
+    if not job.question.names:
+        raise UsageError(
+            f"Job {job.job_id} cannot be repeated or edited: its stored row is damaged "
+            f"({job.damage}). Queue the question anew with cubemesh submit."
+        )
     before, after = split(job.question.settings), split(changes)
     lines = tuple(f"{key}={text}" for key, text in {**before, **after}.items())
     return replace(job.question, settings=lines)

@@ -98,6 +98,9 @@ class QueuedJob:
     ended_utc: str | None = None
     slurm: SlurmJob | None = None
     """None for a job that any agent may claim."""
+    damage: str = ""
+    """What of its row cannot be read, and why; empty for nothing. A question that cannot be read
+    has no names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +111,7 @@ class JobEvent:
     sequence: int
     said_utc: str
     kind: str
-    """state, message, run, finished, points, warning, log, eta, edited."""
+    """state, message, run, finished, points, rewind, warning, log, eta, edited; or damaged."""
     value: Any
 
 

@@ -1,11 +1,12 @@
 """Manifest of a checkpoint folder: the one training whose checkpoints it has.
 
-    checkpoints/training.json    the training's id, and the settings that decide its weights
+    checkpoints/training.json    the training's id, the settings that decide its weights, and a
+                                 digest of its data files
 
-A training resumes only in its own folder. What may differ: its length, learning rate, schedule and
-target. With `reshard` the devices may differ too, where every device has the whole state and the
-global batch stays the same: then the steps stay the same, except for the rounding of a sum. While
-there is no checkpoint, any training may begin in the folder.
+A training resumes only in its own folder and with its own data. What may differ: its length,
+learning rate, schedule and target. With `reshard` the devices may differ too, where every device
+has the whole state and the global batch stays the same: then the steps stay the same, except for
+the rounding of a sum. While there is no checkpoint, any training may begin in the folder.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from cubemesh import networks
+from cubemesh.data.data_digest import data_digest
 from cubemesh.durable_files import write_durably
 from cubemesh.errors import DataError, UsageError
 from cubemesh.networks.layers import Attention, BatchNorm, Dropout
@@ -28,7 +30,7 @@ from cubemesh.schema.spec import RunSpec
 from cubemesh.schema.work import NetworkWork, Train
 from cubemesh.training.checkpoint import read_patiently, step_folders
 from cubemesh.training.folder_lock import FolderLock, holder_of, in_use
-from cubemesh.untrusted import read_regular_file
+from cubemesh.untrusted import clean, read_regular_file
 
 MANIFEST = "training.json"
 _OF_WORK = (
@@ -57,6 +59,9 @@ class Manifest:
     started_utc: str
     settings: Mapping[str, Any]
     """Those that decide its weights, as plain data."""
+    data_digest: str = ""
+    """Of the files at its `data_path` when it began (data/data_digest.py); empty for data without
+    files (generated, or made by the user's code), and in folders of an earlier version."""
 
 
 @dataclass(kw_only=True)
@@ -132,8 +137,15 @@ def claim(folder: Path, spec: RunSpec) -> Claim:
         manifest = _continued(folder, spec)
         if manifest is None:
             started_utc = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-            settings = settings_of(spec)
-            manifest = Manifest(training=lock.run, started_utc=started_utc, settings=settings)
+            manifest = Manifest(
+                training=lock.run,
+                started_utc=started_utc,
+                settings=settings_of(spec),
+                data_digest=_digest_of_data(spec),
+            )
+            _write(folder, manifest)
+        elif not manifest.data_digest and (found := _digest_of_data(spec)):
+            manifest = replace(manifest, data_digest=found)
             _write(folder, manifest)
     except BaseException:
         lock.close()
@@ -161,17 +173,38 @@ def _continued(folder: Path, spec: RunSpec) -> Manifest | None:
             f"begun {manifest.started_utc}. Add --resume to continue it, or {other}."
         )
     if differing := _differing(manifest.settings, settings_of(spec)):
-        if spec.checkpointing.reshard:
-            _check_reshardable(manifest.settings, spec)
-            return manifest
-        only_devices = set(differing) <= set(_OF_DEVICES)
-        ways = [other, "add --reshard to continue on other devices"] if only_devices else [other]
+        if not spec.checkpointing.reshard:
+            only_devices = set(differing) <= set(_OF_DEVICES)
+            reshard = "add --reshard to continue on other devices"
+            ways = [other, reshard] if only_devices else [other]
+            raise UsageError(
+                f"{has}, of a training with "
+                f"{', '.join(f'{n}={v[0]}' for n, v in differing.items())}; this one has "
+                f"{', '.join(f'{n}={v[1]}' for n, v in differing.items())}. Set them as before, "
+                f"or {' or '.join(ways)}."
+            )
+        _check_reshardable(manifest.settings, spec)
+    now = _digest_of_data(spec) if manifest.data_digest else ""
+    if now and now != manifest.data_digest:  # empty: this host does not see the files
         raise UsageError(
-            f"{has}, of a training with {', '.join(f'{n}={v[0]}' for n, v in differing.items())}; "
-            f"this one has {', '.join(f'{n}={v[1]}' for n, v in differing.items())}. Set them as "
-            f"before, or {' or '.join(ways)}."
+            f"{has}, of a training that began with other data: the files at data_path="
+            f"{clean(str(_data_path(spec)))} have changed since (data_digest="
+            f"{clean(manifest.data_digest, 40)}, now {now}). Restore them, with their times of "
+            f"change, or {other}. To continue with the data as they are now, set "
+            f'"data_digest" to "" in \'{folder / MANIFEST}\'.'
         )
     return manifest
+
+
+def _digest_of_data(spec: RunSpec) -> str:
+    """The digest of the data files of a training; empty for data without files, and where this host
+    does not see them."""
+    path = _data_path(spec)
+    return data_digest(path) if path else ""
+
+
+def _data_path(spec: RunSpec) -> str | None:
+    return cast(NetworkWork, spec.work).data_path
 
 
 def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

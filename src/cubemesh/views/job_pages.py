@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cubemesh.exports.record_json import finite
+from cubemesh.jobs.feed import DAMAGED
 from cubemesh.jobs.points import SENSORS
 from cubemesh.jobs.schedules import Night, Schedule
 from cubemesh.jobs.states import State
@@ -47,20 +48,26 @@ def print_jobs(console: Console, jobs: Sequence[QueuedJob]) -> None:
             str(job.priority),
             _progress(job),
             Text(clean(job.name, 80)),
-            Text(clean(job.why, 120)),
+            Text(clean(why_text(job), 120)),
         )
     console.print(table)
+
+
+def why_text(job: QueuedJob) -> str:
+    """Why a job is in its state or waits, and what of its row is damaged."""
+    return " ".join(filter(None, (job.why, job.damage and f"Damaged: {job.damage}.")))
 
 
 def print_job(console: Console, job: QueuedJob) -> None:
     """Everything about a job."""
     lines = {
         "job": f"{job.job_id}" + (f", of sweep {job.parent_id}" if job.parent_id else ""),
-        "what": job.question.text,
+        "what": job.question.text or job.name,
         "state": f"{job.state}" + (f": {job.why}" if job.why else ""),
         "progress": _progress(job),
         "priority": str(job.priority),
         "needs": _needs(job),
+        "damaged": job.damage,
         "slurm": "" if job.slurm is None else f"job {job.slurm.number} ({job.slurm.name})",
         "attempts": f"{job.attempt} ({job.faults} after a fault, {job.restarts} allowed)",
         "submitted": f"{job.made_utc} by {job.submitter}",
@@ -157,7 +164,7 @@ def print_schedules(console: Console, schedules: Sequence[Schedule]) -> None:
             str(one.schedule_id),
             when_text(one),
             next_text(one).removeprefix("next "),
-            Text(clean(one.name, 80)),
+            Text(clean(one.name, 80) + (f" (damaged: {one.damage})" if one.damage else "")),
             Text(clean(one.wants.host or "any", 80)),
             Text(clean(night_text(one.nights[0]) if one.nights else "none yet", 160)),
         )
@@ -176,6 +183,8 @@ def print_scheduled(console: Console, schedule: Schedule) -> None:
 def event_line(event: JobEvent) -> str:
     """An event as a line of a log; empty for points and estimates."""
     value = event.value
+    if event.kind == DAMAGED:
+        return f"event {event.sequence} ({value['kind']}) is left out: {value['reason']}"
     if event.kind == "state":
         return f"{value['state']}" + (f": {value['why']}" if value["why"] else "")
     if event.kind in ("message", "log"):
@@ -197,7 +206,7 @@ def event_line(event: JobEvent) -> str:
     if event.kind == "edited":
         changed = {name: one for name, one in value.items() if name != "who"}
         return f"by {value['who']}: " + ", ".join(
-            f"{name} {' '.join(one) if isinstance(one, list) else one}"
+            f"{name} {' '.join(map(str, one)) if isinstance(one, list) else one}"
             for name, one in changed.items()
         )
     return ""
@@ -235,9 +244,10 @@ class WatchPages:
         return event_line(event)
 
     def _points(self, value: dict[str, Any]) -> str:
-        x, y = value["points"][-1]
+        x, y = value["points"][-1] if value["points"] else (None, None)
         number = "not finite" if y is None else f"{y:.4g}"
-        at = f"{x:g} s" if value["series"] == "samples_per_s" else f"{x:g}"
+        at = "not finite" if x is None else f"{x:g}"
+        at += " s" if value["series"] == "samples_per_s" else ""
         left = f"   left {eta_text(self._eta)}" if self._eta else ""
         return f"run {value['run']}: {value['series']} {number} at {at}{left}"
 
@@ -255,12 +265,13 @@ def _progress(job: QueuedJob) -> str:
         return f"{len(job.children)} jobs"
     parts = []
     if now.get("runs"):
-        parts.append(f"run {now['run']} of {now['runs']}")
+        parts.append(f"run {now.get('run') or 1} of {now['runs']}")
     if now.get("fraction") is not None and job.state.held:
         parts.append(f"{100 * now['fraction']:.0f} %")
     if now.get("note") and job.state.held:
         parts.append(str(now["note"]))
-    if now.get("eta_s") is not None and job.state.held:
+    known = all(now.get(name) is not None for name in ("eta_s", "eta_low_s", "eta_high_s"))
+    if known and job.state.held:
         parts.append(f"left {eta_text(dict(now))}")
     return clean(", ".join(parts), 200)
 

@@ -22,7 +22,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
 from cubemesh.errors import BusyError, StoreError
-from cubemesh.jobs.feed import events_after
+from cubemesh.jobs.feed import DAMAGED, events_after
 from cubemesh.jobs.queue import JobQueue
 from cubemesh.jobs.states import ENDED, State
 from cubemesh.jobs.values import JobEvent
@@ -213,6 +213,8 @@ class _Channel:
             for event in events:
                 if event.kind == "state":
                     state = State(event.value["state"])
+                elif event.kind == DAMAGED:  # it may have said so
+                    state = None
             if events:
                 self._cursor = events[-1].sequence
                 self._recent += [(event.sequence, encoded(event)) for event in events]

@@ -18,7 +18,7 @@ from cubemesh.units import format_seconds
 from cubemesh.untrusted import clean
 from cubemesh.views.facts.run import series_name
 from cubemesh.views.formatting import number
-from cubemesh.views.job_pages import next_text, night_text, when_text
+from cubemesh.views.job_pages import next_text, night_text, when_text, why_text
 from cubemesh.web.page import Asked, NotFoundError
 from cubemesh.web.question_form import experiment_with_form
 
@@ -78,7 +78,7 @@ def rows_of(jobs: Iterable[QueuedJob]) -> list[dict[str, Any]]:
             "left": left_text(job),
             "priority": job.priority,
             "made_utc": job.made_utc,
-            "why": clean(job.why, 200),
+            "why": clean(why_text(job), 200),
             "parent_id": job.parent_id,
         }
         for job in slurm.explained(jobs)
@@ -96,6 +96,7 @@ def schedule_rows(
         {
             "schedule_id": one.schedule_id,
             "name": clean(one.name, 200),
+            "damage": clean(one.damage, 300),
             "when": when_text(one),
             "host": clean(one.wants.host or "any host", 80),
             "next": next_text(one),
@@ -176,7 +177,7 @@ def expected_of(queue: JobQueue, job_id: int, run: int | None = None) -> dict[st
     """What throughput a run of a job was expected to reach when it began, by default the latest;
     None where nothing was known."""
     for event in newest_events(queue, job_id, ("run",), 1 if run is None else _MOST_BEGUN):
-        if run is None or event.value["run"] == run:
+        if event.kind == "run" and (run is None or event.value["run"] == run):
             found: dict[str, Any] | None = event.value.get("expected")
             return found
     return None

@@ -33,6 +33,7 @@ from cubemesh.web.pages import PAGES
 from cubemesh.web.security.connections import TimedProtocol
 from cubemesh.web.security.gate import Rules
 from cubemesh.web.security.hosts import is_loopback
+from cubemesh.web.security.tls import limit_handshakes
 from cubemesh.web.team_access import TeamAccess
 
 FIRST_PORT = 8400
@@ -286,11 +287,18 @@ def _run(
             f"used: {error}. Give PEM files that belong together."
         ) from None
 
+    handshakes = limit_handshakes(config)
+
     def begin() -> None:
         started()
         threading.Thread(target=_load_pages, daemon=True).start()
 
-    server = _Server(config, begin, bench.hub.close)
+    def end() -> None:
+        bench.hub.close()
+        if handshakes is not None:
+            handshakes.close()
+
+    server = _Server(config, begin, end)
     server.run(sockets=[bound])
     if not server.started:
         raise CubemeshError("The server could not start.")

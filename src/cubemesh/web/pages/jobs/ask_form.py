@@ -58,9 +58,12 @@ def _values_of_job(asked: Asked, experiment: Experiment) -> dict[str, str]:
         return {}
     job_id = asked.number("job", 1, _MOST_NUMBER)
     try:
-        question = queue_of(asked).get(job_id).question
+        job = queue_of(asked).get(job_id)
+        question = job.question
     except UsageError:
         raise NotFoundError(f"There is no job {job_id}. The page Jobs lists them.") from None
+    if not question.names:
+        raise UsageError(f"The stored row of job {job_id} is damaged ({clean(job.damage, 300)}).")
     if question.names != (experiment.name,):
         raise UsageError(f"Job {job_id} is not a job of {experiment.name}.")
     return values_of(question)

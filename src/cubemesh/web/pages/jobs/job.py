@@ -6,10 +6,10 @@ import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cubemesh.errors import CubemeshError, UsageError
+from cubemesh.errors import CubemeshError, StoreError, UsageError
 from cubemesh.experiments.core.settings import split
 from cubemesh.jobs import slurm
-from cubemesh.jobs.feed import newest_events
+from cubemesh.jobs.feed import DAMAGED, newest_events
 from cubemesh.jobs.queue import JobQueue
 from cubemesh.jobs.states import ENDED, State
 from cubemesh.jobs.submission import (
@@ -65,16 +65,18 @@ _MOST_RUNS = 100
 def document(asked: Asked) -> dict[str, Any]:
     """The job, as `cubemesh jobs show JOB --json` prints it, with the actions that it can take,
     whether its run is `slow`er than expected (null where not), and what takes the time of a step of
-    its newest run."""
+    its newest run; `damaged` names those of its newest events that cannot be read."""
     job, queue = job_of(asked), queue_of(asked)
     step = _step(queue, asked.store, job)
     actions = [name for name, _ in _allowed(asked.person, job)]
+    newest = newest_events(queue, job.job_id, _LOG_KINDS, _LOG)
     actions += ["edit"] if _editable(job) and may_change(asked.person, job.submitter) else []
     return envelope(
         "job",
         job=job_json(job),
         actions=actions,
         slow=slow_of(job),
+        damaged=[event_line(event) for event in newest if event.kind == DAMAGED],
         why_slow=None if step is None else why_slow(asked.store, step),
     )
 
@@ -181,7 +183,9 @@ def actions_of(job: QueuedJob) -> list[tuple[str, str]]:
         found.append(("stop", "Stop now"))
     elif state not in ENDED:
         found.append(("stop", "Cancel"))
-    return [*found, ("clone", "Run again")]
+    if job.question.names:  # else it is damaged
+        found.append(("clone", "Run again"))
+    return found
 
 
 def _allowed(person: Person, job: QueuedJob) -> list[tuple[str, str]]:
@@ -201,7 +205,7 @@ def view(asked: Asked) -> dict[str, Any]:
     return {
         "title": f"Job {job.job_id}",
         "job": job,
-        "name": clean(" ".join(job.question.names), 200),
+        "name": clean(" ".join(job.question.names) or job.name, 200),
         "state": str(job.state),
         "dot": dot_of(job.state),
         "why": clean(job.why, 1000),
@@ -218,7 +222,7 @@ def view(asked: Asked) -> dict[str, Any]:
         "left": left_text(job),
         "left_interval": (
             f"{format_seconds(now['eta_low_s'])} to {format_seconds(now['eta_high_s'])}"
-            if left_text(job) and now.get("eta_low_s") is not None
+            if left_text(job) and None not in (now.get("eta_low_s"), now.get("eta_high_s"))
             else ""
         ),
         "fraction": fraction(job),
@@ -258,7 +262,7 @@ def _step(queue: JobQueue, store: Store, job: QueuedJob) -> Step | None:
         return None
     try:
         return step_of(store.record(job.run_ids[-1]))
-    except UsageError:
+    except (UsageError, StoreError):  # not stored, or damaged: the page of the run says how
         return None
 
 
@@ -321,8 +325,10 @@ def _agent(queue: JobQueue, job: QueuedJob) -> str:
 
 
 def command_of(job: QueuedJob) -> str:
-    """The command that queues the same question."""
+    """The command that queues the same question; empty where it cannot be read."""
     question = job.question
+    if not question.names:  # it is damaged
+        return ""
     words = ["cubemesh", "submit", *question.names]
     words += [f"--{question.scale}"] if question.scale in ("quick", "full") else []
     for line in question.settings:

@@ -10,6 +10,7 @@ from cubemesh.jobs.points import LOSS, RATE, SENSORS
 from cubemesh.schema import Series
 from cubemesh.views.facts.run import series_name
 from cubemesh.views.formatting import words
+from cubemesh.views.job_pages import event_line
 from cubemesh.views.json_output import envelope
 from cubemesh.web.page import Asked, Parameter
 from cubemesh.web.queued import expected_of, job_of, queue_of
@@ -27,10 +28,12 @@ X_NAMES = {LOSS: "step", RATE: "seconds", **dict.fromkeys(SENSORS, "seconds")}
 
 def document(asked: Asked) -> dict[str, Any]:
     """Each curve with its points, that of the throughput with what was expected of the run, and
-    `cursor`: the events after it have the points to come."""
+    `cursor`: the events after it have the points to come. `damaged` names the events whose points
+    are missing."""
     job = job_of(asked)
     points = asked.number("points", _DEFAULT_POINTS, _MOST_POINTS)
-    found, cursor = curves_until(queue_of(asked), job.job_id)
+    so_far = curves_until(queue_of(asked), job.job_id)
+    found = so_far.curves
     latest = max(found, default=1)
     run = asked.number("run", latest, _MOST_RUN)
     curves = []
@@ -46,7 +49,13 @@ def document(asked: Asked) -> dict[str, Any]:
         curves.append(curve)
     curves.sort(key=_order)
     return envelope(
-        "job_curves", job_id=job.job_id, run=run, runs=sorted(found), cursor=cursor, curves=curves
+        "job_curves",
+        job_id=job.job_id,
+        run=run,
+        runs=sorted(found),
+        cursor=so_far.cursor,
+        curves=curves,
+        damaged=[event_line(event) for event in so_far.damaged],
     )
 
 
@@ -61,4 +70,4 @@ def _order(curve: dict[str, Any]) -> tuple[int, str]:
 def view(asked: Asked) -> dict[str, Any]:
     """The same as tables."""
     found = document(asked)
-    return {name: found[name] for name in ("job_id", "run", "runs", "curves")}
+    return {name: found[name] for name in ("job_id", "run", "runs", "curves", "damaged")}
