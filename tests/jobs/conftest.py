@@ -14,7 +14,7 @@ from cubemesh.store import Store
 sys.path.append(str(Path(__file__).parent.parent / "store"))
 import postgresql
 
-from cli_forkserver import Forked, Forkserver
+from cli_forkserver import CommandProcess, Forkserver
 from scripted_clock import Clock
 
 
@@ -62,15 +62,15 @@ def live(store: Store) -> JobQueue:
     return JobQueue(store.database)
 
 
-StartAgent = Callable[..., Forked]
+StartAgent = Callable[..., CommandProcess]
 
 
 @pytest.fixture
 def start_agent(location: str, forkserver: Forkserver) -> Iterator[StartAgent]:
     """Starts `cubemesh agent` on the store; what still runs at the end is ended."""
-    started: list[Forked] = []
+    started: list[CommandProcess] = []
 
-    def start(*options: str) -> Forked:
+    def start(*options: str) -> CommandProcess:
         agent = forkserver.start("agent", "--store", location, *options)
         started.append(agent)
         return agent
