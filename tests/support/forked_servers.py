@@ -23,7 +23,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -62,7 +61,7 @@ class Templates:
         """As `subprocess.Popen` for the command line of a server or a describing process."""
         if not is_forkable(command, options["env"], self._variables):
             return subprocess.Popen(command, **options)
-        framework = framework_of(command)
+        framework = self._framework_of(command)
         if framework not in self._made:
             self._made[framework] = template = Template.start(__file__, framework)
             self._stack.callback(template.close)
@@ -76,6 +75,13 @@ class Templates:
             return pid
 
         return _forked(fork, command, options)
+
+    def _framework_of(self, command: list[str]) -> str:
+        """The framework that a process imports. What is described decides that itself; most is
+        for PyTorch."""
+        if "--framework" in command:
+            return command[command.index("--framework") + 1]
+        return "pytorch" if "pytorch" in self._made else "null"
 
 
 def patched(popen: Popen) -> Iterator[tuple[Any, str, Any]]:
@@ -137,14 +143,6 @@ def read_by_imports(environment: Mapping[str, str]) -> dict[str, str]:
     found = {k: v for k, v in {**CUDA_ORDER, **environment}.items() if not k.startswith(OWN)}
     path = found.get("PYTHONPATH", "").split(os.pathsep)
     return found | {"PYTHONPATH": os.pathsep.join(one for one in path if one != source)}
-
-
-def framework_of(command: list[str]) -> str:
-    """The framework that a process imports. What is described decides that itself, and finds
-    PyTorch imported where there is no other."""
-    if "--framework" in command:
-        return command[command.index("--framework") + 1]
-    return "pytorch" if find_spec("torch") and not any(map(find_spec, ("jax", "keras"))) else "null"
 
 
 def _adopt(adopting: bool) -> None:
@@ -228,7 +226,7 @@ def serve(framework: str) -> None:
     from cubemesh.worker.__main__ import main
     from cubemesh.worker.forkserver import frozen_imports
 
-    with frozen_imports():
+    with frozen_imports(), suppress(Exception):  # a server reports it
         nvml.preload()
         entry(framework).load().preload()
     connection = connection_of_script()
