@@ -283,6 +283,13 @@ def forkserver() -> Iterator[Forkserver]:
 
 
 @pytest.fixture(scope="session")
+def pytorch_forkserver() -> Iterator[Forkserver]:
+    """As `forkserver`, for commands that train with PyTorch."""
+    with closing(Forkserver("pytorch")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
 def _templates() -> Iterator[Templates]:
     with ExitStack() as stack:
         yield Templates(stack)

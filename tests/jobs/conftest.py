@@ -66,12 +66,12 @@ StartAgent = Callable[..., CommandProcess]
 
 
 @pytest.fixture
-def start_agent(location: str, forkserver: Forkserver) -> Iterator[StartAgent]:
+def start_agent(location: str, pytorch_forkserver: Forkserver) -> Iterator[StartAgent]:
     """Starts `cubemesh agent` on the store; what still runs at the end is ended."""
     started: list[CommandProcess] = []
 
     def start(*options: str) -> CommandProcess:
-        agent = forkserver.start("agent", "--store", location, *options)
+        agent = pytorch_forkserver.start("agent", "--store", location, *options)
         started.append(agent)
         return agent
 

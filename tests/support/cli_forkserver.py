@@ -13,6 +13,7 @@ import importlib
 import os
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -82,10 +83,11 @@ class CommandProcess:
 
 
 class Forkserver:
-    """The template that has imported the command. `close` ends it."""
+    """The template that has imported the command, and a framework for the servers that its
+    processes start. `close` ends it."""
 
-    def __init__(self) -> None:
-        self._template = Template.start(__file__)
+    def __init__(self, framework: str = "null") -> None:
+        self._template = Template.start(__file__, framework)
         self._codes: dict[int, int] = {}
 
     def start(
@@ -142,7 +144,7 @@ class Forkserver:
         self._template.close()
 
 
-def serve() -> None:
+def serve(framework: str) -> None:
     """Fork and reap until the tests close their end."""
     import typer.main
 
@@ -158,7 +160,7 @@ def serve() -> None:
             importlib.import_module(module)
     command_tree.build_once()
     typer.main.get_command(app)
-    forked_servers.fork_from_this_process()
+    forked_servers.fork_from_this_process(framework)
     freeze()
     connection = connection_of_script()
     for request, files in requests(connection):
@@ -174,4 +176,4 @@ def serve() -> None:
 
 
 if __name__ == "__main__":
-    serve()
+    serve(sys.argv[2])

@@ -95,15 +95,12 @@ def patched(popen: Popen) -> Iterator[tuple[Any, str, Any]]:
         yield module, "subprocess", own
 
 
-def fork_from_this_process() -> None:
+def fork_from_this_process(framework: str = "null") -> None:
     """Servers that this process, or a fork of it, starts from now on are forks of it: it imports
-    what every server imports. Their framework they import themselves."""
-    from cubemesh.frameworks import entry
-    from cubemesh.measure.telemetry import nvml
+    what a server of this framework imports. Other frameworks they import themselves."""
     from cubemesh.worker.__main__ import main
 
-    nvml.preload()
-    entry("null").load().preload()
+    _preload(framework)
     variables = read_by_imports(os.environ)
 
     def popen(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
@@ -219,16 +216,21 @@ def _be_worker(request: dict[str, Any], files: list[int], main: Callable[[list[s
     end_after(lambda: sys.exit(main(sys.argv[1:])))
 
 
-def serve(framework: str) -> None:
-    """Import what a server imports; then fork until the tests close their end."""
+def _preload(framework: str) -> None:
     from cubemesh.frameworks import entry
     from cubemesh.measure.telemetry import nvml
-    from cubemesh.worker.__main__ import main
     from cubemesh.worker.forkserver import frozen_imports
 
-    with frozen_imports(), suppress(Exception):  # a server reports it
+    with frozen_imports(), suppress(Exception):  # a server imports it again, and reports it
         nvml.preload()
         entry(framework).load().preload()
+
+
+def serve(framework: str) -> None:
+    """Import what a server imports; then fork until the tests close their end."""
+    from cubemesh.worker.__main__ import main
+
+    _preload(framework)
     connection = connection_of_script()
     for request, files in requests(connection):
         if not (between := os.fork()):
