@@ -307,6 +307,8 @@ assert (FOLDER / "runs.toy").read_text() == f"{record.run_id}\\n"
 """,
 )
 
+IMPORTS = ("cubemesh.cli", "cubemesh.runs")
+"""What imports the libraries that stay; the package itself is imported from the copy."""
 ADDITIONS = [NETWORK, FRAMEWORK, STRATEGY, EXPERIMENT, WARNING, DEVICE, EXPORT]
 
 
@@ -355,7 +357,7 @@ forked_servers.fork_from_this_process()
 
 def run_in(source: Path, code: str) -> str:
     """Run Python code with the package in `source`; what it prints."""
-    return run_code(AS_NEW + code, source, Path(__file__).parent)
+    return run_code(AS_NEW + code, source, Path(__file__).parent, imports=IMPORTS)
 
 
 def rows() -> dict[str, list[str]]:
