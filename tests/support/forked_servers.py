@@ -155,7 +155,8 @@ def _forked(
     words = ["cubemesh.worker", *command[1 + len(WORKER) :]]
     request = process_request(words, options["env"], parent=os.getpid(), own_session=False)
     with _streams(options) as (files, requests, replies):
-        return _as_popen(command, fork(request, files), requests, replies)
+        made: subprocess.Popen[bytes] = _as_popen(command, fork(request, files), requests, replies)
+        return made
 
 
 @contextmanager
