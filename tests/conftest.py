@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing, redirect_stderr, redirect_stdout, suppress
+from contextlib import ExitStack, closing, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ import command_tree
 import script_server
 from chromium import browser  # noqa: F401 - a fixture
 from cli_forkserver import Forkserver
-from forked_servers import forked_servers, templates  # noqa: F401 - fixtures
+from forked_servers import Templates, patched
 from golden import Golden, make_golden
 from record_fixtures import *  # noqa: F403 - fixtures
 from slurm_cluster import slurm  # noqa: F401 - a fixture
@@ -280,6 +280,29 @@ def forkserver() -> Iterator[Forkserver]:
     """Starts processes of the command: for signals and streams, which `cubemesh` has not."""
     with closing(Forkserver()) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def pytorch_forkserver() -> Iterator[Forkserver]:
+    """As `forkserver`, for commands that train with PyTorch."""
+    with closing(Forkserver("pytorch")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def _templates() -> Iterator[Templates]:
+    with ExitStack() as stack:
+        yield Templates(stack)
+
+
+@pytest.fixture(scope="module")
+def forked_servers(_templates: Templates) -> Iterator[None]:
+    """Servers and describing processes that this module's tests start in their own process are
+    forks of templates."""
+    with pytest.MonkeyPatch.context() as patch:
+        for changed in patched(_templates.popen):
+            patch.setattr(*changed)
+        yield
 
 
 @pytest.fixture

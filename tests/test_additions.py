@@ -7,12 +7,12 @@ Each is added to a copy of the source and used there, in a process of its own.
 import os
 import re
 import shutil
-import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+
+from script_server import run_code
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "cubemesh"
@@ -307,6 +307,8 @@ assert (FOLDER / "runs.toy").read_text() == f"{record.run_id}\\n"
 """,
 )
 
+IMPORTS = ("cubemesh.cli", "cubemesh.runs")
+"""What imports the libraries that stay; the package itself is imported from the copy."""
 ADDITIONS = [NETWORK, FRAMEWORK, STRATEGY, EXPERIMENT, WARNING, DEVICE, EXPORT]
 
 
@@ -337,16 +339,25 @@ def copy_with(folder: Path, *additions: Addition) -> Path:
     return source
 
 
-def run_in(source: Path, code: str) -> subprocess.CompletedProcess[str]:
-    """Run Python code with the package in `source`."""
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": f"{source}{os.pathsep}{Path(__file__).parent}"},
-        cwd=source,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+AS_NEW = """
+import os
+import sys
+for name in [*sys.modules]:
+    if name.partition(".")[0] in ("cubemesh", "test_docs"):
+        del sys.modules[name]
+source, tests = sys.argv[1:]
+sys.path[:0] = [source, tests]
+os.environ["PYTHONPATH"] = os.pathsep.join(sys.path[:2])
+os.chdir(source)
+import forked_servers
+forked_servers.fork_from_this_process()
+"""
+"""Before the code: the copy in place of the package that the tests have imported."""
+
+
+def run_in(source: Path, code: str) -> str:
+    """Run Python code with the package in `source`; what it prints."""
+    return run_code(AS_NEW + code, source, Path(__file__).parent, imports=IMPORTS)
 
 
 def rows() -> dict[str, list[str]]:
@@ -374,22 +385,19 @@ def test_an_addition_touches_the_files_that_contributing_names(addition: Additio
 
 @pytest.mark.parametrize("addition", ADDITIONS, ids=lambda addition: addition.kind)
 def test_an_addition_works_without_other_changes(addition: Addition, tmp_path: Path) -> None:
-    done = run_in(copy_with(tmp_path, addition), RUN + addition.proof)
-    assert done.returncode == 0, done.stderr
+    printed = run_in(copy_with(tmp_path, addition), RUN + addition.proof)
     if addition is WARNING:
-        assert "One toy was seen" in done.stdout
-        assert "Put it away." in done.stdout
+        assert "One toy was seen" in printed
+        assert "Put it away." in printed
 
 
 @pytest.fixture(scope="module")
 def wanted(tmp_path_factory: pytest.TempPathFactory) -> str:
     """What the documentation must describe, with all additions."""
-    done = run_in(
+    return run_in(
         copy_with(tmp_path_factory.mktemp("all"), *ADDITIONS),
         "import test_docs; print(*test_docs.documented(), sep='\\n')",
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @pytest.mark.parametrize(

@@ -112,15 +112,22 @@ MODULES = {module_of(path) for path in FILES}
 
 
 @functools.cache
-def imported(source: str) -> list[str]:
-    """Every module a source text imports, with `from a import b` given as a.b."""
+def parsed(source: str) -> tuple[list[str], list[str]]:
+    """Every module a source text imports, with `from a import b` given as a.b, and the classes of
+    the module."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
             found += [f"{node.module}.{alias.name}" for alias in node.names]
-    return found
+    return found, [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
+
+
+def imported(source: str) -> list[str]:
+    """The first of `parsed`."""
+    return parsed(source)[0]
 
 
 def own(source: str) -> list[str]:
@@ -218,9 +225,9 @@ def test_no_public_class_name_is_used_twice_in_a_room() -> None:
     places: dict[tuple[str, str], list[str]] = defaultdict(list)
     for path in FILES:
         room = module_of(path).split(".")[0]
-        for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                places[room, node.name].append(shown(path))
+        for name in parsed(path.read_text())[1]:
+            if not name.startswith("_"):
+                places[room, name].append(shown(path))
     allowed = {"Settings"}  # each experiment has its own, under one name by contract
     assert {k: v for k, v in places.items() if len(v) > 1 and k[1] not in allowed} == {}
 

@@ -14,7 +14,7 @@ from cubemesh.store import Store
 sys.path.append(str(Path(__file__).parent.parent / "store"))
 import postgresql
 
-from cli_forkserver import Forked, Forkserver
+from cli_forkserver import CommandProcess, Forkserver
 from scripted_clock import Clock
 
 
@@ -62,16 +62,16 @@ def live(store: Store) -> JobQueue:
     return JobQueue(store.database)
 
 
-StartAgent = Callable[..., Forked]
+StartAgent = Callable[..., CommandProcess]
 
 
 @pytest.fixture
-def start_agent(location: str, forkserver: Forkserver) -> Iterator[StartAgent]:
+def start_agent(location: str, pytorch_forkserver: Forkserver) -> Iterator[StartAgent]:
     """Starts `cubemesh agent` on the store; what still runs at the end is ended."""
-    started: list[Forked] = []
+    started: list[CommandProcess] = []
 
-    def start(*options: str) -> Forked:
-        agent = forkserver.start("agent", "--store", location, *options)
+    def start(*options: str) -> CommandProcess:
+        agent = pytorch_forkserver.start("agent", "--store", location, *options)
         started.append(agent)
         return agent
 

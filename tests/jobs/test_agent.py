@@ -20,7 +20,7 @@ import pytest
 from sqlalchemy import Connection, event, inspect, text
 
 import cubemesh
-from cli_forkserver import Forked
+from cli_forkserver import CommandProcess
 from cubemesh.errors import UsageError
 from cubemesh.jobs.child import Assignment, run_job_of
 from cubemesh.jobs.feed import curves, events_after
@@ -33,7 +33,7 @@ from cubemesh.store import Store
 from cubemesh.training.checkpoint import load, steps_in
 from patience import wait_until
 
-StartAgent = Callable[..., Forked]
+StartAgent = Callable[..., CommandProcess]
 on_sqlite = pytest.mark.parametrize("location", ["sqlite"], indirect=True)
 on_postgresql = pytest.mark.parametrize("location", ["postgresql"], indirect=True)
 NULL = {"framework": "null", "networks": "little-cnn", "batch_sizes": "1,2", "threads": 1}
@@ -70,7 +70,7 @@ def ended(queue: JobQueue, job: QueuedJob) -> bool:
     return state(queue, job) in ENDED
 
 
-def server_of(agent: Forked) -> psutil.Process | None:
+def server_of(agent: CommandProcess) -> psutil.Process | None:
     """The process that forks the agent's jobs."""
     try:
         return next(iter(psutil.Process(agent.pid).children()), None)
@@ -78,7 +78,7 @@ def server_of(agent: Forked) -> psutil.Process | None:
         return None
 
 
-def child_of(agent: Forked) -> psutil.Process | None:
+def child_of(agent: CommandProcess) -> psutil.Process | None:
     """The process of the agent's job."""
     server = server_of(agent)
     try:
@@ -88,7 +88,7 @@ def child_of(agent: Forked) -> psutil.Process | None:
         return None
 
 
-def worker_of(agent: Forked) -> psutil.Process | None:
+def worker_of(agent: CommandProcess) -> psutil.Process | None:
     """The worker that measures, below the job's forkserver."""
     child = child_of(agent)
     try:
@@ -98,7 +98,7 @@ def worker_of(agent: Forked) -> psutil.Process | None:
         return None
 
 
-def assert_inherits_nothing(agent: Forked) -> None:
+def assert_inherits_nothing(agent: CommandProcess) -> None:
     """A job leads a session of its own, takes every signal, and shares no connection and no lock
     with its agent; the server between them is in no way of the signals of a terminal."""
     server, child = server_of(agent), child_of(agent)

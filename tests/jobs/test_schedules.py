@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from cli_forkserver import Forked
+from cli_forkserver import CommandProcess
 from cubemesh.errors import UsageError
 from cubemesh.jobs.queue import FreeDevices, JobQueue
 from cubemesh.jobs.schedules import (
@@ -254,7 +254,7 @@ def test_an_agent_runs_what_is_due(live: JobQueue, start_agent) -> None:
     schedules = Schedules(live)
     schedules.add(question, Wants(device="none"), at_s=int(now + 2) % DAY_S, when_idle=False)
     wait_until(lambda: _begun(live, now + 2), "the begin of the window")
-    agent: Forked = start_agent("--until-idle")
+    agent: CommandProcess = start_agent("--until-idle")
     wait_until(lambda: agent.poll() is not None, "the end of the agent")
     (one,) = schedules.list()
     assert one.nights[0].job_id is not None

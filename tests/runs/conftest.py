@@ -27,6 +27,11 @@ MACHINE = Machine(
 )
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _forked(forked_servers):
+    """Servers of all executors are forks of a process that has imported their framework."""
+
+
 @pytest.fixture
 def machine():
     return MACHINE

@@ -57,9 +57,11 @@ def watched(forkserver, tmp_path, *words):
 
 
 @pytest.mark.parametrize("verb", VERBS)  # `train` is below
-def test_ranks_of_one_host_listen_on_the_loopback_interface_only(forkserver, tmp_path, verb):
+def test_ranks_of_one_host_listen_on_the_loopback_interface_only(
+    pytorch_forkserver, tmp_path, verb
+):
     pytest.importorskip("torch")
-    seen = watched(forkserver, tmp_path, *VERBS[verb])
+    seen = watched(pytorch_forkserver, tmp_path, *VERBS[verb])
     assert all(is_loopback(address) for address, _ in seen), seen
 
 
@@ -73,7 +75,7 @@ def test_other_frameworks_listen_nowhere_else(forkserver, tmp_path, framework):
     assert all(is_loopback(address) for address, _ in seen), seen
 
 
-def test_what_a_stranger_sends_is_not_executed(forkserver, tmp_path):
+def test_what_a_stranger_sends_is_not_executed(pytorch_forkserver, tmp_path):
     pytest.importorskip("torch")
     trace, tried = tmp_path / "trace", tmp_path / "tried"
     pickle.loads(pickle.dumps(Harm(tried)))
@@ -81,7 +83,7 @@ def test_what_a_stranger_sends_is_not_executed(forkserver, tmp_path):
     (tmp_path / "slow.py").write_text(SLOW_DATA)
     endless = ("train", "little-cnn", "--devices", "2", "--epochs", "100000", *ON_CPU)
     endless += ("--data", f"{tmp_path}/slow.py:data", "--batch-per-device", "4")
-    with started(forkserver, tmp_path, *endless) as process:
+    with started(pytorch_forkserver, tmp_path, *endless) as process:
         wait_until(lambda: len(sockets(process)) >= 2 or process.poll() is not None)
         found = sorted(sockets(process))
         attack(trace, found)

@@ -15,6 +15,8 @@ from cubemesh.store import Store
 from cubemesh.store.series_chunks import CHUNK_SAMPLES
 from cubemesh.untrusted import clean
 
+pytestmark = pytest.mark.usefixtures("forked_servers")
+
 DEEP = "[" * 100_000 + "]" * 100_000
 HUGE = "9" * 5_000
 

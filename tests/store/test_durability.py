@@ -3,7 +3,7 @@
 import threading
 
 from cubemesh.store import Store
-from forked import Forked
+from forks import Forked
 
 
 def test_twenty_kills_lose_nothing_that_was_reported(saving, location):

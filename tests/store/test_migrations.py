@@ -18,7 +18,7 @@ from cubemesh.store import ExperimentRun, Store, versions
 from cubemesh.store.migrations import MIGRATIONS
 from cubemesh.store.migrations.list_tables import add_list_tables
 from cubemesh.store.migrations.renamed_fields import SETTINGS, _settings, rename_fields
-from forked import Forked
+from forks import Forked
 
 VERSION_1 = Path(__file__).with_name("version_1.sql")
 """Two experiment runs with four records: one alternating, one on two devices, one with warnings and

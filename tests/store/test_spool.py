@@ -23,7 +23,7 @@ from cubemesh.schema import Cpu, Machine, Memory, RunRecord, Software
 from cubemesh.store import ExperimentRun, Store
 from cubemesh.store.location import locate
 from cubemesh.store.spool import Spool, Spooled
-from forked import Forked
+from forks import Forked
 
 MACHINE = Machine(
     hostname="h", cpu=Cpu(), memory=Memory(), software=Software(python="3", system="Linux")

@@ -2,8 +2,6 @@
 
 import io
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -25,6 +23,7 @@ from cubemesh.schema.spec import Against
 from cubemesh.worker.report.events import events_path, read_events
 from cubemesh.worker.run.job_file import Job, read_job
 from cubemesh.worker.run.run_job import run_job
+from script_server import run_code
 
 EFFORT = Budget(steps=4, seconds=0.0, windows=2, warmup_seconds=0.0)
 BOTH = """
@@ -112,8 +111,7 @@ def test_training_and_decoding_report_images_decoded_by_the_host(tmp_path, photo
         events_of(tmp_path / "copy", work=Input(**fed, stage="copy"), program=program),
         events_of(tmp_path / "steps", work=TrainSteps(**fed), program=program),
     ]
-    command = [sys.executable, "-c", BOTH, *(job for _, job in jobs)]
-    subprocess.run(command, check=True)
+    run_code(BOTH, *(job for _, job in jobs))
     found = {folder.name: outcome_and_figures(folder) for folder, _ in jobs}
     ended, figures = found["train"]
     assert ended.ok, ended
@@ -139,7 +137,7 @@ def test_a_framework_that_does_not_decode_is_unsupported(tmp_path, photographs):
     for data, path in (("images", str(photographs)), ("synthetic", None)):
         work = TrainSteps(network="little-cnn", batch_per_device=4, data=data, data_path=path)
         jobs.append(events_of(tmp_path / data, work=work, program=program))
-    subprocess.run([sys.executable, "-c", BOTH, *(job for _, job in jobs)], check=True)
+    run_code(BOTH, *(job for _, job in jobs))
     for folder, _ in jobs:
         ended, _ = outcome_and_figures(folder)
         assert ended.status is Status.UNSUPPORTED

@@ -1,9 +1,6 @@
 """Peak memory of a program, and warnings about it."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
@@ -16,6 +13,7 @@ from cubemesh.schema import Placement, ProgramSettings, RunSpec, TrainSteps
 from cubemesh.worker.report.events import EventLog, read_events
 from cubemesh.worker.run.program_lifecycle import _log_memory_forecast, ready_program
 from cubemesh.worker.run.task import Task
+from script_server import run_code
 
 pytest.importorskip("torch")
 
@@ -65,15 +63,8 @@ def test_memory_freed_by_compiling_does_not_reduce_the_peak(tmp_path):
     """The same network needs about as much whether a step is tried out before or not, and the
     second program in a process as much as the first."""
     names = ["pytorch", "pytorch-captured"]
-    done = subprocess.run(
-        [sys.executable, "-c", PEAKS, str(tmp_path), *names],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    eager, captured = (json.loads(done.stdout)[name] for name in names)
+    found = json.loads(run_code(PEAKS, tmp_path, *names))
+    eager, captured = (found[name] for name in names)
     values_bytes = 4 * 64 * 32 * 32 * 32  # of one layer
     assert 3 * values_bytes < eager < 20 * values_bytes
     assert captured == pytest.approx(eager, rel=0.5)

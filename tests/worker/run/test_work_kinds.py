@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -37,6 +36,7 @@ from cubemesh.worker.report.events import events_path, read_events
 from cubemesh.worker.run.job_file import Job
 from cubemesh.worker.run.steps import attribute
 from cubemesh.worker.run.work_kinds import TASKS
+from script_server import run_code
 
 EFFORT = Budget(steps=20, seconds=0.0, windows=6, warmup_seconds=0.0)
 FEED = {"network": "little-cnn", "batch_per_device": 10}
@@ -110,9 +110,7 @@ def test_readings_of_replayed_sensors_are_logged(tmp_path):
     settings = ProgramSettings(framework="null", script="step=0.01")
     spec = RunSpec(work=TrainSteps(**FEED), program=settings, budget=EFFORT)
     job = Job(spec=spec, folder=str(tmp_path)).write()
-    command = [sys.executable, "-c", REPLAYED, recording, job]
-    path = os.pathsep.join([str(Path(replay.__file__).parent), os.environ.get("PYTHONPATH", "")])
-    subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": path})
+    run_code(REPLAYED, recording, job)
     events = read_events(events_path(tmp_path, 0))
     assert outcome(events).ok, events[-1]
     series = {e["series"]["name"]: e["series"] for e in events if e["event"] == "series"}
