@@ -321,7 +321,7 @@ def test_it_cannot_be_interleaved() -> None:
 
 
 def test_a_page_names_no_code() -> None:
-    form = form_of("own-step", {}, {})
+    form = form_of("own-step", {}, {}, [])
     fields = {f.name for part in ("own", "common", "others") for f in form[part]}
     assert {"step", "import_from"}.isdisjoint(fields)
     with pytest.raises((RefusedFormError, UsageError)):
