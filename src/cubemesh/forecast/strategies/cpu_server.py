@@ -6,7 +6,7 @@ cpu_server.py); gloo's copies are those of PyTorch's ProcessGroupGloo (`AsyncGat
 
     link      gradients of each GPU to its host's memory, weights back                       2 S
     TCP       gather: n - 1 times S arrive at one process, over gloo; broadcast of the
-              weights, by a binomial tree                              (n - 1 + ⌈log2 n⌉) S
+              weights, by a binomial tree                              (n - 1 + ceil(log2 n)) S
     memory    gather: a fresh array is cleared, the server's own gradients are copied there,
               and all to rows of one buffer                                        (3 n + 2) S
               mean: rows are read, sums written, divided in place                    (n + 3) S
