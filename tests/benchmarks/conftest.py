@@ -2,11 +2,12 @@
 
 import importlib
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from script_server import run_script
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
@@ -29,13 +30,8 @@ def ran(tmp_path):
     def run(name, options):
         written = tmp_path / f"{name}.json"
         words = [word for pair in options.items() for word in pair]
-        done = subprocess.run(
-            [sys.executable, FOLDER / f"{name}.py", *words, "--json", written],
-            check=True,
-            capture_output=True,
-            text=True,
-        )
-        return done.stdout, json.loads(written.read_text())
+        output = run_script(FOLDER / f"{name}.py", *words, "--json", written)
+        return output, json.loads(written.read_text())
 
     return run
 

@@ -64,3 +64,30 @@ def client(bench: Any, access: Any) -> Any:
     from web_pages import Client
 
     return Client(bench, cookie=f"{access.cookie}={access.new_session()}")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Any]:
+    """Empty."""
+    from cubemesh.store import Store
+
+    with Store.open(str(tmp_path / "results.sqlite")) as opened:
+        yield opened
+
+
+@pytest.fixture
+def queue(store: Any) -> Any:
+    from cubemesh.jobs.queue import JobQueue
+
+    return JobQueue(store.database)
+
+
+@pytest.fixture
+def member(store: Any, access: Any) -> Any:
+    """Logged in, on pages of `store`."""
+    from cubemesh.web.app import Workbench
+    from cubemesh.web.security.gate import Rules
+    from web_pages import OWN, Client
+
+    bench = Workbench(store, access, Rules(), secure=False)
+    return Client(bench, cookie=f"{access.cookie}={access.new_session()}", origin=OWN)

@@ -2,36 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cubemesh.experiments.registry import EXPERIMENTS
 from cubemesh.jobs.queue import JobQueue
-from cubemesh.store import Store
-from cubemesh.web.app import Workbench
 from cubemesh.web.question_form import NOT_FROM_PAGES
-from cubemesh.web.security.gate import Rules
-from web_pages import HOSTILE, OWN, Client
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(str(tmp_path / "results.sqlite")) as opened:
-        yield opened
-
-
-@pytest.fixture
-def queue(store: Store) -> JobQueue:
-    return JobQueue(store.database)
-
-
-@pytest.fixture
-def member(store: Store, access: Any) -> Client:
-    bench = Workbench(store, access, Rules(), secure=False)
-    return Client(bench, cookie=f"{access.cookie}={access.new_session()}", origin=OWN)
+from web_pages import HOSTILE, Client
 
 
 def ask(member: Client, form: dict[str, str], experiment: str = "train") -> Any:

@@ -8,7 +8,6 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,9 +18,7 @@ from cubemesh.schema import Curve, Figure, Train
 from cubemesh.schema.record import ScoredSamples
 from cubemesh.store import Store
 from cubemesh.training.evaluation import accuracy_figure
-from cubemesh.web.app import Workbench
-from cubemesh.web.security.gate import Rules
-from web_pages import OWN, Client
+from web_pages import Client
 
 HITS = {"a": (944, 90.0), "b": (941, 30.0), "c": (800, 20.0)}
 """Run → right answers of 1,000, and seconds."""
@@ -57,12 +54,6 @@ def store(tmp_path: Path) -> Iterator[Store]:
     with Store.open(str(tmp_path / "results.sqlite")) as opened:
         opened.save_machine(report_sample.machine())
         yield opened
-
-
-@pytest.fixture
-def member(store: Store, access: Any) -> Client:
-    bench = Workbench(store, access, Rules(), secure=False)
-    return Client(bench, cookie=f"{access.cookie}={access.new_session()}", origin=OWN)
 
 
 def test_the_cheapest_of_the_tied_is_recommended(member: Client, ids: dict[str, str]) -> None:

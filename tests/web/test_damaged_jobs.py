@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,32 +13,21 @@ from cubemesh.jobs.queue import JobQueue
 from cubemesh.jobs.schedules import Schedules
 from cubemesh.jobs.states import State
 from cubemesh.jobs.values import Question, Wants
-from cubemesh.store import Store
 from cubemesh.store.migrations.job_tables import job_events, jobs
 from cubemesh.store.migrations.schedule_tables import schedules
-from cubemesh.web.app import Workbench
 from cubemesh.web.live import Hub
-from cubemesh.web.security.gate import Rules
 from held_jobs import running
 from patience import PATIENCE_S
-from web_pages import OWN, Client, fill_queue
+from web_pages import Client, fill_queue
 
 JOB = 1
 """The training of `fill_queue`, which runs."""
 
 
 @pytest.fixture
-def queue(tmp_path: Path) -> Iterator[JobQueue]:
-    with Store.open(str(tmp_path / "results.sqlite")) as store:
-        yield JobQueue(store.database)
-
-
-@pytest.fixture
-def member(tmp_path: Path, queue: JobQueue, access: Any) -> Iterator[Client]:
+def member(member: Client, queue: JobQueue) -> Client:
     fill_queue(queue)
-    with Store.open(str(tmp_path / "results.sqlite")) as store:
-        bench = Workbench(store, access, Rules(), secure=False)
-        yield Client(bench, cookie=f"{access.cookie}={access.new_session()}", origin=OWN)
+    return member
 
 
 def write(queue: JobQueue, table: Any, where: Any, **columns: Any) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,24 +23,6 @@ from web_pages import OWN, Client
 
 QUESTION = Question(names=("train",), settings=("framework=null", "epochs=2"))
 NONE = Wants(device="none")
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(str(tmp_path / "results.sqlite")) as opened:
-        yield opened
-
-
-@pytest.fixture
-def queue(store: Store) -> JobQueue:
-    return JobQueue(store.database)
-
-
-@pytest.fixture
-def member(store: Store, access: Any) -> Client:
-    """Logged in, on pages of its own store."""
-    bench = Workbench(store, access, Rules(), secure=False)
-    return Client(bench, cookie=f"{access.cookie}={access.new_session()}", origin=OWN)
 
 
 def put(queue: JobQueue, **given: Any) -> int:

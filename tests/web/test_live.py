@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,6 @@ from held_jobs import running
 from patience import PATIENCE_S
 from served import Serving
 from web_pages import Client
-
-
-@pytest.fixture
-def queue(tmp_path: Path) -> Iterator[JobQueue]:
-    with Store.open(str(tmp_path / "results.sqlite")) as store:
-        yield JobQueue(store.database)
 
 
 def report(lease: Lease, first: int, last: int) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,11 +18,9 @@ from cubemesh.jobs.values import Agent, Question, Wants
 from cubemesh.schema import ExperimentRun
 from cubemesh.store import Store
 from cubemesh.team.audit_log import entries
-from cubemesh.web.app import Workbench
 from cubemesh.web.pages.jobs.schedules import ACTIONS
-from cubemesh.web.security.gate import Rules
 from held_jobs import hold
-from web_pages import HOSTILE, OWN, Client
+from web_pages import HOSTILE, Client
 
 QUESTION = Question(names=("train",), settings=("framework=null",), no_cache=True)
 NONE = Wants(device="none")
@@ -32,25 +28,8 @@ NIGHTLY = {"framework": "null", "when": "nightly"}
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(str(tmp_path / "results.sqlite")) as opened:
-        yield opened
-
-
-@pytest.fixture
-def queue(store: Store) -> JobQueue:
-    return JobQueue(store.database)
-
-
-@pytest.fixture
 def schedules(queue: JobQueue) -> Schedules:
     return Schedules(queue)
-
-
-@pytest.fixture
-def member(store: Store, access: Any) -> Client:
-    bench = Workbench(store, access, Rules(), secure=False)
-    return Client(bench, cookie=f"{access.cookie}={access.new_session()}", origin=OWN)
 
 
 def register(queue: JobQueue, hostname: str) -> None:

@@ -20,10 +20,8 @@ from cubemesh.schema import Budget, RunRecord
 from cubemesh.schema.serialization import to_plain
 from cubemesh.schema.work import Train
 from cubemesh.store import Store
-from cubemesh.web.app import Workbench
-from cubemesh.web.security.gate import Rules
 from held_jobs import running
-from web_pages import OWN, Client
+from web_pages import Client
 
 
 @pytest.fixture
@@ -31,12 +29,6 @@ def store(tmp_path: Path) -> Iterator[Store]:
     with Store.open(str(tmp_path / "results.sqlite")) as opened:
         opened.save_machine(report_sample.machine())
         yield opened
-
-
-@pytest.fixture
-def member(store: Store, access: Any) -> Client:
-    bench = Workbench(store, access, Rules(), secure=False)
-    return Client(bench, cookie=f"{access.cookie}={access.new_session()}", origin=OWN)
 
 
 def unattributed(batch: int = 8) -> RunRecord:
