@@ -88,7 +88,8 @@ class ForecastRequest:
     precision: Precision = "fp32"
     mode: ScalingMode = "weak"
     sync: str = "all-reduce"
-    """One of `COSTS` (forecast/gradient_sync.py) or `DIVIDING` (forecast/strategies/divided.py)."""
+    """One of `COSTS` (forecast/gradient_sync.py) or `WITHIN_LAYERS`
+    (forecast/strategies/divided.py)."""
     group_size: int | None = None
     """Devices that divide each sequence in context parallelism; None for all."""
     style: str = ""

@@ -31,7 +31,7 @@ from cubemesh.forecast.launch_overhead import NO_WORK, HostWork, host_s, stall_s
 from cubemesh.forecast.passes import PROPORTIONS, Passes, datasheet_forecast, passes, speed
 from cubemesh.forecast.request import Forecast, ForecastRequest, OtherRate, Point
 from cubemesh.forecast.strategies.divided import (
-    DIVIDING,
+    WITHIN_LAYERS,
     by_layer_host_work,
     by_layer_time,
     context_time,
@@ -336,7 +336,7 @@ class _Model:
                 self.asked.library,
                 low_precision=self._low_precision,
             )
-        if self.asked.sync in DIVIDING:
+        if self.asked.sync in WITHIN_LAYERS:
             return self._divided_sync(devices, own or self.passes(devices))
         return sync_time(
             self.asked.sync,
@@ -354,7 +354,7 @@ class _Model:
         if self.asked.style:
             return False
         sync = self.asked.sync
-        return sync in DIVIDING or COSTS[sync].pattern in ("sharded", "host-server")
+        return sync in WITHIN_LAYERS or COSTS[sync].pattern in ("sharded", "host-server")
 
     @property
     def _low_precision(self) -> bool:

@@ -35,7 +35,7 @@ from cubemesh.forecast.calibration import defaults
 from cubemesh.forecast.gradient_sync import COSTS
 from cubemesh.forecast.request import Ceilings, ForecastRequest
 from cubemesh.forecast.step import predict
-from cubemesh.forecast.strategies.divided import DIVIDING
+from cubemesh.forecast.strategies.divided import WITHIN_LAYERS
 from cubemesh.frameworks import FRAMEWORKS
 from cubemesh.frameworks.contract.program import Unsupported
 from cubemesh.jobs.points import RATE, Point
@@ -154,7 +154,7 @@ def _from_forecast(store: Store, spec: RunSpec, machine: Machine) -> Expected | 
     if framework is None or framework.simulates or spec.placement.hosts:
         return None
     sync = program.sync if devices > 1 else "all-reduce"
-    if not isinstance(work, Train | TrainSteps) or sync not in (*COSTS, *DIVIDING):
+    if not isinstance(work, Train | TrainSteps) or sync not in (*COSTS, *WITHIN_LAYERS):
         return None
     kind, name = _device(spec, machine)
     system = system_of(kind, name, devices)

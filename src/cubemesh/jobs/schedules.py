@@ -149,8 +149,9 @@ class Schedules:
                 return one
         raise _unknown(schedule_id)
 
-    def list(self) -> list[Schedule]:
-        """The schedules that were not deleted, the oldest first, with their newest nights."""
+    def list(self, host: str = "") -> list[Schedule]:
+        """The schedules that were not deleted, the oldest first, with their newest nights; of a
+        host, those whose job it may run."""
         with self.queue.database.read() as connection:
             now = self.queue.clock(connection)
             rows = connection.execute(_current().order_by(schedules.c.schedule_id)).all()
@@ -162,7 +163,8 @@ class Schedules:
             for one in connection.execute(own.order_by(schedule_nights.c.night.desc())):
                 if len(nights[one.schedule_id]) < NIGHTS:
                     nights[one.schedule_id].append(_night_of(one))
-        return [_schedule_of(row, tuple(nights[row.schedule_id]), now) for row in rows]
+        found = [_schedule_of(row, tuple(nights[row.schedule_id]), now) for row in rows]
+        return [one for one in found if not host or one.wants.host in (None, host)]
 
     def delete(self, schedule_id: int, *, who: str) -> None:
         """End a schedule; its jobs and its nights stay. UsageError where there is none."""

@@ -29,7 +29,7 @@ CHECKPOINTING = ("checkpoints", "checkpoint_every", "resume")
 MOST_PRIORITY = 1_000_000
 MOST_RESTARTS = 1000
 _LONGEST_S = 1e9
-"""Durations beyond this are refused as this."""
+"""A longer duration is refused as this one is, so that no number overflows."""
 EDITABLE = frozenset(
     {"epochs", "learning_rate", "schedule", "target_accuracy", "warmup_epochs", "checkpoint_every"}
 )

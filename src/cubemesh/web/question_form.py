@@ -63,6 +63,10 @@ _LOADS = ("idle", "any")
 _AT = "02:00"
 _UNITS = ((3600, "h"), (60, "m"), (1, "s"))
 _SCALES = ("quick", "default", "full")
+_MOST_HOSTS = 20
+"""Hosts that a message names."""
+_ONE_VALUE = "Give one value: a schedule is one job a night. Or make a schedule for each value."
+_NOT_NIGHTLY = "This belongs to 'every night'. Choose that, or leave this as it was."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,9 +262,6 @@ def _priority(form: Form, problems: dict[str, str]) -> int:
     return int(text)
 
 
-_ONE_VALUE = "Give one value: a schedule is one job a night. Or make a schedule for each value."
-
-
 def _host(form: Form, queue: JobQueue, problems: dict[str, str]) -> str | None:
     """The host of the job; None for any."""
     name, known = one(form, "on_host"), hosts_of(queue)
@@ -271,10 +272,6 @@ def _host(form: Form, queue: JobQueue, problems: dict[str, str]) -> str | None:
             f"another host: {listed}."
         )
     return name or None
-
-
-_MOST_HOSTS = 20
-"""Hosts that a message names."""
 
 
 def _night(form: Form, problems: dict[str, str]) -> _Night | None:
@@ -305,9 +302,6 @@ def _night(form: Form, problems: dict[str, str]) -> _Night | None:
             f"Give a duration of 1 minute to {MOST_WITHIN_S // 3600} hours, as in 4h or 90m."
         )
     return _Night(at=at, within_s=within_s, when_idle=load == "idle")
-
-
-_NOT_NIGHTLY = "This belongs to 'every night'. Choose that, or leave this as it was."
 
 
 def _values(name: str, text: str, kind: Any) -> list[str]:

@@ -176,8 +176,8 @@ def default_of(groups: Sequence[Group[CpuMode]]) -> Group[CpuMode] | None:
 
 
 def gain(records: Sequence[RunRecord]) -> tuple[str, Figure] | None:
-    """The fastest configuration in words, and its throughput relative to the default; None if
-    the default or every other one was not measured."""
+    """The fastest configuration in words, and its throughput relative to the default; None
+    unless the default and another one were measured."""
     groups = group_by(records, mode_of)
     default = default_of(groups)
     measured = [group for group in groups if group.throughput is not None]

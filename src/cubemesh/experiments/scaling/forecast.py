@@ -18,7 +18,7 @@ from cubemesh.forecast.calibration import defaults
 from cubemesh.forecast.gradient_sync import COSTS
 from cubemesh.forecast.request import ForecastRequest, Point
 from cubemesh.forecast.step import predict
-from cubemesh.forecast.strategies.divided import DIVIDING
+from cubemesh.forecast.strategies.divided import WITHIN_LAYERS
 from cubemesh.frameworks import FRAMEWORKS
 from cubemesh.frameworks.contract.program import Unsupported
 from cubemesh.machines.catalogue import find
@@ -45,7 +45,7 @@ def forecast_for(run: RunRecord, one: RunRecord, rate: float | None = None) -> P
         return "the device of the single-device run is unknown"
     devices = run.spec.placement.devices
     sync = run.spec.program.sync
-    if sync not in COSTS and sync not in DIVIDING:
+    if sync not in COSTS and sync not in WITHIN_LAYERS:
         return f"sync={sync} is not modelled"
     try:
         group = strategy(sync).ranks_per_sample(devices, run.spec.program)

@@ -53,8 +53,8 @@ from cubemesh.parallel.context_parallel import ContextParallel
 from cubemesh.parallel.hybrid_by_layer import HybridByLayer, divide_fully_connected
 from cubemesh.schema.spec import Precision
 
-DIVIDING = (ContextParallel.name, HybridByLayer.name)
-"""The strategies that are forecast here."""
+WITHIN_LAYERS = (ContextParallel.name, HybridByLayer.name)
+"""The strategies forecast here: they divide the work of a layer, not only the samples."""
 COPIES = "copies of keys and values"
 NUMBER_BYTES = 4
 LABEL_BYTES = 8

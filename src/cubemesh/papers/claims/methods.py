@@ -175,7 +175,7 @@ def throughput_formula(claim: Claim, evidence: Evidence) -> Verdict:
     if not count:
         raise Untested("not-measured", "no training steps were timed")
     figure = Figure(value=100 * off, unit="%")
-    reason = f"largest difference of {count} runs from batch × N / M, in percent"
+    reason = f"largest difference of {count} run{'s' * (count > 1)} from batch × N / M, in percent"
     return settled(claim, off <= SAME, "followed", reason, figure)
 
 

@@ -79,8 +79,7 @@ def _schedules(asked: Asked, machine: Machine) -> list[Schedule]:
     queue = queue_of(asked)
     if machine.hostname not in hosts_of(queue):
         return []
-    found = Schedules(queue).list()
-    return [one for one in found if one.wants.host in (None, machine.hostname)]
+    return Schedules(queue).list(machine.hostname)
 
 
 def _with_changes(
