@@ -5,8 +5,9 @@ else that by forecast or specification.
 
 A claim is checked on all records of one experiment on one machine, whatever command they are of,
 except those with --quick. Of several machines the first that settles a claim counts: those with a
-GPU before others, as the papers measured GPUs, and of these the one with the latest file. Stores
-are copied before they are opened. docs/documents.md shows the file.
+GPU before others, as the papers measured GPUs, then those that completed the experiment, and of
+these the one with the latest file. Stores are copied before they are opened. docs/documents.md
+shows the file.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ Found = dict[tuple[str, str, str], tuple[Machine, dict[str, RunRecord]]]
 
 
 def gathered(files: list[Path]) -> Found:
-    """The records of all files by machine and experiment, those of machines with a GPU first."""
+    """The records of all files by machine and experiment, in the order in which they count."""
     found: Found = {}
+    complete = set()
     with tempfile.TemporaryDirectory() as folder:
         for file in sorted(files, key=lambda file: file.name, reverse=True):
             copy = Path(shutil.copy(file, folder))
@@ -45,7 +47,9 @@ def gathered(files: list[Path]) -> Found:
                     key = (file.name, run.machine_id, run.experiment)
                     own = found.setdefault(key, (machine, {}))[1]
                     own.update((r.run_id, r) for r in store.records(run.run_ids))
-    return dict(sorted(found.items(), key=lambda one: not one[1][0].gpus))
+                    if run.complete:
+                        complete.add(key)
+    return dict(sorted(found.items(), key=lambda one: (not one[1][0].gpus, one[0] not in complete)))
 
 
 def best(claim: Claim, found: Found) -> tuple[Verdict, str]:
