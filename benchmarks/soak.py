@@ -9,7 +9,8 @@ and repeats nothing of the same commit. Writes soak.md and soak.json: date, mach
 run, each failure with its condition, and the slowest tests. Exit code 1 if a test failed.
 
 pytest-xdist starts as many processes as for `make test`; `--workers N` sets a number, for a machine
-that others use too.
+that others use too, and `--busy-workers N` that of the runs with a load, which take less long with
+more.
 
 The processes of the load end with this one, also when it is killed.
 """
@@ -121,7 +122,10 @@ def run_suite(number: int, condition: str, args: argparse.Namespace, code: str) 
     bound = {cores[0]} if condition == ONE_CORE else set(cores)
     report = args.output / f"run-{number:02}.xml"
     report.unlink(missing_ok=True)
-    workers = "auto" if args.workers is None else str(args.workers)
+    wanted = args.workers
+    if condition == BUSY and args.busy_workers is not None:
+        wanted = args.busy_workers
+    workers = "auto" if wanted is None else str(wanted)
     words = [sys.executable, "-m", "pytest", "-q", "-n", workers, "--timeout"]
     words += [str(PATIENCE_S), "-p", "no:cacheprovider", f"--junitxml={report}", *args.options]
     end_with_this = partial(die_with_parent, os.getpid())
@@ -276,12 +280,11 @@ def main(words: list[str] | None = None) -> int:
         parser.add_argument(
             name, type=int, default=default, metavar="N", help=f"{text} (default: {default})"
         )
-    parser.add_argument(
-        "--workers",
-        type=int,
-        metavar="N",
-        help="processes of pytest-xdist (default: auto)",
-    )
+    for option, text in (
+        ("--workers", "processes of pytest-xdist (default: auto)"),
+        ("--busy-workers", "the same of the runs with the load (default: --workers)"),
+    ):
+        parser.add_argument(option, type=int, metavar="N", help=text)
     parser.add_argument("--output", type=Path, default=ROOT / ".soak", help="folder of the results")
     parser.add_argument("options", nargs="*", help="options of pytest, after --")
     args = parser.parse_args(words)

@@ -5,8 +5,8 @@
 
 This machine is the third end of the first bridge, 10.77.0.3, so that a runner here reaches both.
 Each namespace has a name of its own and one half of the cores. `tc` limits what each sends: a token
-bucket in bits per second, behind a delay. Needs root, iproute2 and openssh-server; `missing` lists
-what is not there.
+bucket in bits per second, behind a delay. With GPUs the first host has the first of them, the
+second the second. Needs root, iproute2 and openssh-server; `missing` lists what is not there.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ LEFT_OVER = re.compile(r"cm(-[ab]|\d+)-\d+")
 BURST_MS = 1
 """What the token bucket lets through at once, as time at its rate; 64 KiB at least, a packet as
 large as offloading makes them."""
+FORWARDED = ("CUDA_", "NCCL_", "NVSHMEM_", "TORCH_")
+"""Prefixes of the environment variables of this process that sessions with GPUs have too."""
 
 
 @dataclass(frozen=True)
@@ -84,9 +86,9 @@ def missing() -> str:
 
 
 @contextlib.contextmanager
-def two_hosts(folder: Path) -> Iterator[Hosts]:
-    """The hosts, until the block ends; `folder` takes keys and logs. Waits for the two hosts of
-    another process, which have the same addresses."""
+def two_hosts(folder: Path, gpus: bool = False) -> Iterator[Hosts]:
+    """The hosts, until the block ends, with a GPU each if `gpus`; `folder` takes keys and logs.
+    Waits for the two hosts of another process, which have the same addresses."""
     names = (f"cm-a-{os.getpid()}", f"cm-b-{os.getpid()}")
     servers: list[subprocess.Popen[bytes]] = []
     with contextlib.ExitStack() as undo:
@@ -108,7 +110,7 @@ def two_hosts(folder: Path) -> Iterator[Hosts]:
                 _cable(f"cm{number}{end}-{os.getpid()}", bridge, name, f"eth{number}", subnet, end)
         key = _keys(folder)
         for number, name in enumerate(names):
-            servers.append(_sshd(folder, name, number))
+            servers.append(_sshd(folder, name, number, gpus))
             undo.callback(_end, servers[-1])
         ssh = f"ssh -p {PORT} -i {key} -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null"
         environment = {"CUBEMESH_SSH": f"{ssh} -o BatchMode=yes -o LogLevel=ERROR"}
@@ -141,13 +143,17 @@ def _keys(folder: Path) -> Path:
     return folder / "user"
 
 
-def _sshd(folder: Path, name: str, number: int) -> subprocess.Popen[bytes]:
-    """An sshd in a namespace, with the namespace's name for its host and half of the cores."""
+def _sshd(folder: Path, name: str, number: int, gpus: bool) -> subprocess.Popen[bytes]:
+    """An sshd in a namespace, with the namespace's name for its host, half of the cores and, if
+    `gpus`, the GPU of its number."""
     config = folder / f"sshd-{number}"
+    variables = {k: v for k, v in os.environ.items() if k.startswith(FORWARDED) and gpus}
+    variables |= {"CUDA_VISIBLE_DEVICES": str(number)} if gpus else {}
+    set_env = " ".join(f'"{key}={value}"' for key, value in variables.items())
     config.write_text(
         f"Port {PORT}\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/authorized\n"
         "PermitRootLogin prohibit-password\nPasswordAuthentication no\nUsePAM no\n"
-        f"StrictModes no\nPidFile none\n"
+        f"StrictModes no\nPidFile none\n" + (f"SetEnv {set_env}\n" if set_env else "")
     )
     Path("/run/sshd").mkdir(exist_ok=True)  # where sshd goes when it has no privileges
     cores = sorted(os.sched_getaffinity(0))

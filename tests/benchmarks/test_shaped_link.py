@@ -4,6 +4,8 @@ import re
 
 import pytest
 
+LINKS = {"eth1": 10e9, "eth0": 1e9}
+
 
 def numbers(lines, network):
     return [re.findall(r"[\d.]+", line) for line in lines if line.startswith(network)]
@@ -35,7 +37,7 @@ def measured(alexnet_slow):
 
 
 def test_alexnet_that_loses_more_than_googlenet_meets_the_goal(shaped):
-    lines, met = shaped.summary(shaped.rates(measured(3.0)))
+    lines, met = shaped.summary(shaped.rates(measured(3.0)), LINKS)
     assert met
     assert ["70", "61", "77"] in numbers(lines, "alexnet"), "cost in %, lowest, highest"
     assert ["10", "5", "15"] in numbers(lines, "googlenet")
@@ -43,7 +45,7 @@ def test_alexnet_that_loses_more_than_googlenet_meets_the_goal(shaped):
 
 
 def test_overlapping_intervals_miss_the_goal(shaped):
-    lines, met = shaped.summary(shaped.rates(measured(8.5)))
+    lines, met = shaped.summary(shaped.rates(measured(8.5)), LINKS)
     assert not met
     verdict = lines[-1].rstrip(".").split()
     assert (verdict[0], verdict[-1]) == ("AlexNet", "GoogLeNet")
@@ -57,6 +59,12 @@ def test_a_failed_run_ends_the_benchmark_with_its_reason(shaped):
 
 def test_a_rate_without_an_interval_is_its_own_interval(shaped):
     assert shaped.rates([record("alexnet", "eth0", 2.0)])["alexnet", "eth0"] == (2.0, 2.0, 2.0)
+
+
+@pytest.mark.parametrize("words", ["--gbps 1,10", "--gbps 10", "--networks alexnet,vgg16"])
+def test_other_rates_and_networks_are_refused(shaped, words):
+    with pytest.raises(SystemExit, match="2"):
+        shaped.main(words.split())
 
 
 def test_two_hosts_need_root(script, monkeypatch):

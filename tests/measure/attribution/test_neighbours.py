@@ -1,6 +1,6 @@
 """What real neighbours on one processor take from a real step. Steps last a given CPU time, and all
 that is compared is counted in CPU time or in run-queue delay: another load on the machine adds to
-the delay and takes nothing from it."""
+the delay and takes nothing from it, and a hypervisor's steal adds to each."""
 
 import ctypes
 import json
@@ -24,6 +24,9 @@ from script_server import run_script
 
 COMPUTE_S, GAP_S = 0.004, 0.001
 NEIGHBOURS = 3
+MOST_MISTAKEN = 0.5
+"""Of what others take, the most that may be called the step's own. A hypervisor that takes the
+processor away lengthens both alike."""
 BUSY = "import os; os.sched_setaffinity(0, {%d}); print(flush=True)\nwhile True: pass"
 
 pytestmark = pytest.mark.skipif(
@@ -152,9 +155,11 @@ def decoders():
 def test_what_neighbours_take_is_contention_and_no_compute():
     with on_one_processor() as core, neighbours(core):
         found = attributed_in_a_process_of_its_own()
-    assert found["compute"] == pytest.approx(COMPUTE_S, rel=0.25)
-    assert found["launch_gaps"] == pytest.approx(GAP_S, rel=0.5)
-    assert found["cpu_contention"] > COMPUTE_S + GAP_S
+    own, taken = found["compute"] + found["launch_gaps"], found["cpu_contention"]
+    assert found["compute"] > 0.75 * COMPUTE_S
+    assert found["launch_gaps"] > 0.5 * GAP_S
+    assert taken > COMPUTE_S + GAP_S
+    assert own < COMPUTE_S + GAP_S + MOST_MISTAKEN * taken
     assert "input_contention" not in found, "no other thread computes"
     assert abs(found["unattributed"]) < 0.1 * sum(found.values())
 
@@ -162,8 +167,8 @@ def test_what_neighbours_take_is_contention_and_no_compute():
 def test_what_decoders_take_is_input_contention():
     with on_one_processor(), decoders():
         found = attributed()
-    assert found["input_contention"] > COMPUTE_S
-    assert found["compute"] < 2 * COMPUTE_S
+    assert (taken := found["input_contention"]) > COMPUTE_S
+    assert found["compute"] < COMPUTE_S + MOST_MISTAKEN * taken
 
 
 if __name__ == "__main__":
