@@ -199,7 +199,7 @@ def builder() -> str | None:
     """A builder that works here; docker may be installed without its daemon."""
     for name, check in (("docker", "info"), ("podman", "info"), ("buildah", "info")):
         if shutil.which(name):
-            done = subprocess.run([name, check], capture_output=True, check=False, timeout=60)
+            done = subprocess.run([name, check], capture_output=True, check=False)
             if done.returncode == 0:
                 return name
     return None

@@ -64,6 +64,26 @@ def test_another_device_or_another_finding_is_not_it(faults):
     assert faults.names_it(after(faults, "fail", gpu), rank)
 
 
+def test_a_slow_link_is_found_by_the_transport_too(faults):
+    link = next(fault for fault in faults.FAULTS if fault.name == "slow-link")
+    text = "all-reduce: 1 of 1 pairs of these GPUs are joined by NVLink, and NCCL used NET/Socket."
+    assert faults.names_it(after(faults, "fail", ("faster-link-unused", text)), link)
+    assert not faults.names_it(after(faults, "fail", ("wrong-results", text)), link)
+
+
+def test_a_disk_with_uneven_reads_is_stated_at_twice_their_upper_end(faults, tmp_path, monkeypatch):
+    stated = []
+
+    def test(machine, fault, settings):
+        stated.append(settings.get("disk_gb_per_s"))
+        figure = {"value": 1.5e9, "low": 1e9, "high": 2e9}
+        return faults.Tested(0, {"records": [{"figures": {"rate_bytes_per_s": figure}}]})
+
+    monkeypatch.setattr(faults.Machine, "test", test)
+    faults.slow_disk(faults.Machine(tmp_path, "cpu", {}), faults.FAULTS[0])
+    assert stated == [None, 1.5, 4.0]
+
+
 @pytest.mark.parametrize("name", ["slow-rank", "wrong-result"])
 def test_the_plants_meet_the_code_that_they_change(faults, name, monkeypatch):
     monkeypatch.setenv(faults.FAULT, name)

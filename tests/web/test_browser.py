@@ -20,7 +20,7 @@ from cubemesh.web.app import Workbench
 from cubemesh.web.pages import PAGES
 from cubemesh.web.security.gate import Rules
 from held_jobs import running
-from patience import wait_until
+from patience import PATIENCE_S, wait_until
 from served import in_thread
 from web_pages import filled_in, known_ids
 
@@ -31,6 +31,7 @@ pytestmark = [
 ]
 LOOKS = ((390, "dark"), (768, "light"), (1400, "light"), (1400, "dark"), (390, "light"))
 """Width and colours in which a page is opened, and those that it then changes to."""
+PATIENCE_MS = 1000 * PATIENCE_S
 OWN_FLAGS = [flag for flag in FLAGS if "pipe" not in flag and "headless" not in flag]
 
 
@@ -50,9 +51,18 @@ def chromium() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=find_chromium(), args=OWN_FLAGS)
+        browser = driver.chromium.launch(
+            executable_path=find_chromium(), args=OWN_FLAGS, timeout=PATIENCE_MS
+        )
         yield browser
         browser.close()
+
+
+def patient_context(chromium: Any, **options: Any) -> Any:
+    """A context whose pages wait for a slow machine."""
+    context = chromium.new_context(**options)
+    context.set_default_timeout(PATIENCE_MS)
+    return context
 
 
 @pytest.fixture
@@ -63,7 +73,8 @@ def tab(chromium: Any, site: Any) -> Iterator[Any]:
     complaints: list[str] = []
 
     def opened(width: int = 1400, scheme: str = "light", scripts: bool = True) -> Any:
-        context = chromium.new_context(
+        context = patient_context(
+            chromium,
             viewport={"width": width, "height": 900},
             color_scheme=scheme,
             java_script_enabled=scripts,
@@ -72,7 +83,6 @@ def tab(chromium: Any, site: Any) -> Iterator[Any]:
         cookie = {"name": access.cookie, "value": access.new_session(), "url": address}
         context.add_cookies([cookie])
         page = context.new_page()
-        page.set_default_timeout(90_000)
         page.on("console", lambda line: complaints.append(line.text))
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on(
@@ -248,7 +258,7 @@ def test_a_filter_narrows_the_list(tab: Any, site: Any, scripts: bool) -> None:
 
 def test_the_link_logs_in_and_logging_out_works(chromium: Any, site: Any) -> None:
     address, access, _ = site
-    context = chromium.new_context()
+    context = patient_context(chromium)
     page = context.new_page()
     page.goto(f"{address}/runs")
     assert page.locator("h1").inner_text() == "Log in"
@@ -267,7 +277,7 @@ def test_the_link_logs_in_and_logging_out_works(chromium: Any, site: Any) -> Non
 
 def test_a_page_of_another_site_can_do_nothing(chromium: Any, site: Any, filled: Path) -> None:
     address, access, _ = site
-    context = chromium.new_context()
+    context = patient_context(chromium)
     context.add_cookies([{"name": access.cookie, "value": access.new_session(), "url": address}])
     page = context.new_page()
     page.route("http://evil.test/", lambda route: route.fulfill(body="<iframe></iframe>"))
@@ -323,9 +333,8 @@ def test_a_restart_of_the_server_leaves_every_point_once(chromium: Any, tmp_path
             value = {"run": 1, "series": "training_loss", "points": points}
             lease.renew({"note": f"step {end}"}, [("points", value)])
 
-        context = chromium.new_context()
+        context = patient_context(chromium)
         page = context.new_page()
-        page.set_default_timeout(90_000)
         page.add_init_script(CHARTS)
         learn(0, 5)
         bench = Workbench(store, access, Rules(), secure=False)

@@ -39,6 +39,7 @@ RATES = {"matrix_product": 650e12, "copy": 4.1e12, "disk_read": 3e9}
 """Of a sound NVIDIA H200 and its disk; 55 × 10⁹ for copies to and from the host."""
 TODAY, BEFORE = "2026-11-25T10:00:00+00:00", "2026-10-{:02d}T10:00:00+00:00"
 SETTINGS = Settings(disk_gb_per_s=3.5)
+ONLY_WHERE_IT_FAILS = {Against.COMPLETION, Against.LINK}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,6 +51,8 @@ class Faults:
     """Trains at 80 % of the others' speed."""
     link: tuple[int, int] | None = None
     """Has half of the others' bandwidth, both ways."""
+    sockets: bool = False
+    """NCCL uses sockets between GPUs that NVLink joins."""
     wrong: int = 0
     """Wrong elements of collectives."""
     losses_differ: bool = False
@@ -130,7 +133,10 @@ def record_with(
     losses = tuple(2.3 - 0.1 * i for i in range(20))
     if faults.losses_differ and repeat:
         losses = (*losses[:7], losses[7] + 1e-7, *losses[8:])
-    busy = (warn("busy-host", "Other processes used 40 %.", "Stop them."),) if faults.busy else ()
+    warnings = [warn("busy-host", "Other processes used 40 %.", "Stop them.")] * faults.busy
+    if points and faults.sockets:
+        why = "6 of 6 pairs of these GPUs are joined by NVLink, and NCCL used NET/Socket."
+        warnings.append(warn("faster-link-unused", why, "Unset NCCL_P2P_DISABLE."))
     return dataclasses.replace(
         record,
         run_id=f"{spec.spec_id}-{repeat}",
@@ -143,7 +149,7 @@ def record_with(
         curves=(Curve(name=FIRST_LOSSES, x_name="step", x=tuple(range(20)), y=losses),)
         if spec.program.deterministic
         else (),
-        warnings=busy,
+        warnings=tuple(warnings),
     )
 
 
@@ -213,7 +219,7 @@ def test_a_sound_machine_passes_with_every_part_judged(measured) -> None:
     assert verdict_of(found) is AcceptanceVerdict.PASS
     assert failures(found) == []
     assert {row["verdict"] for row in checks(found)} == {"pass"}
-    assert {row["against"] for row in checks(found)} == {*Against} - {Against.COMPLETION}
+    assert {row["against"] for row in checks(found)} == {*Against} - ONLY_WHERE_IT_FAILS
     judged = [row for row in checks(found) if row["verdict"] == "pass"]
     assert found.findings[0].value == len(judged)
     assert len([row for row in judged if row["against"] == "neighbours"]) == 3 * GPUS
@@ -255,6 +261,15 @@ def test_a_slow_link_is_found_at_both_of_its_ends(measured) -> None:
         (False, True),
     ]
     assert "slowest to device 3" in failures(found)[0].text
+
+
+def test_a_fast_link_that_nccl_does_not_use_fails(measured) -> None:
+    found = accepted(measured(sockets=True))
+    assert verdict_of(found) is AcceptanceVerdict.FAIL
+    assert {f.code for f in failures(found)} == {"faster-link-unused"}
+    for failure in failures(found):
+        assert "joined by NVLink, and NCCL used NET/Socket." in failure.text
+        assert "NCCL_P2P_DISABLE" in failure.remedy
 
 
 def test_wrong_elements_of_a_collective_fail(measured) -> None:

@@ -4,6 +4,7 @@
     fleet        over the geometric mean of earlier runs of the same work on the same model
     neighbours   rate of a device over the median of the others of its machine, in one run
     start        last third of a burn-in over its first third, device by device
+    link         NCCL's transport against the links of the GPUs
     results      collectives element by element; losses of repeated deterministic trainings
     completion   a run that crashed, was killed, hung or diverged fails
 
@@ -47,6 +48,7 @@ class Against(StrEnum):
     FLEET = "fleet"
     NEIGHBOURS = "neighbours"
     START = "its start"
+    LINK = "fastest link"
     RESULTS = "expected results"
     COMPLETION = "completion"
 
@@ -362,8 +364,8 @@ def _links(record: RunRecord, given: Thresholds) -> Iterator[Check]:
     slower = next((w for w in record.warnings if w.code == "faster-link-unused"), None)
     if slower is not None:
         yield Check(
-            name=f"{name_of(record)}: fastest link",
-            against=Against.RESULTS,
+            name=name_of(record),
+            against=Against.LINK,
             verdict=AcceptanceVerdict.FAIL,
             why=slower.cause,
             run_id=record.run_id,

@@ -32,10 +32,18 @@ REMEDIES = {
     Against.NEIGHBOURS: "Check this device's cooling, power limit, error counters and links, or "
     "replace it.",
     Against.START: "Check the cooling and the power supply under load.",
+    Against.LINK: "Find what disables the link: NCCL_P2P_DISABLE, NCCL_SHM_DISABLE, a container's "
+    "devices, the IOMMU; NCCL_DEBUG=INFO names NCCL's choice.",
     Against.RESULTS: "Do not use results from this machine; check error counters (nvidia-smi -q, "
     "dmesg) and memory before measuring again.",
     Against.COMPLETION: "Show the run and its log: cubemesh results RUN.",
 }
+WITHOUT_RATIO = {
+    Against.LINK: "faster-link-unused",
+    Against.RESULTS: "wrong-results",
+    Against.COMPLETION: "failed-run",
+}
+"""Checks without a ratio → code of their finding."""
 MOST_NAMED = 3
 
 
@@ -127,15 +135,15 @@ def _what(check: Check) -> str:
 
 
 def _failed(check: Check) -> Finding:
-    code, text = "check-failed", f"{_what(check)}: {check.why}"
-    if check.against in (Against.RESULTS, Against.COMPLETION):
-        code = "wrong-results" if check.against is Against.RESULTS else "failed-run"
-        return Finding(code=code, text=_sentence(text), remedy=REMEDIES[check.against])
+    if check.against in WITHOUT_RATIO:
+        return Finding(
+            code=WITHOUT_RATIO[check.against],
+            text=_sentence(f"{_what(check)}: {check.why}"),
+            remedy=REMEDIES[check.against],
+        )
     assert check.ratio is not None
     assert check.figure is not None
     assert check.threshold is not None
-    if check.against is Against.NEIGHBOURS:
-        code = "slow-device"
     against = {
         Against.DATASHEET: "of the datasheet's rate",
         Against.FLEET: "of the mean of the fleet",
@@ -149,7 +157,7 @@ def _failed(check: Check) -> Finding:
     )
     text += f" ({check.why})" if check.why else ""
     return Finding.of(
-        code=code,
+        code="slow-device" if check.against is Against.NEIGHBOURS else "check-failed",
         text=_sentence(text),
         figure=check.ratio,
         unit="×",
