@@ -36,8 +36,6 @@ LEFT_OVER = re.compile(r"cm(-[ab]|\d+)-\d+")
 BURST_MS = 1
 """What the token bucket lets through at once, as time at its rate; 64 KiB at least, a packet as
 large as offloading makes them."""
-FORWARDED = ("CUDA_", "NCCL_", "NVSHMEM_", "TORCH_")
-"""Prefixes of the environment variables of this process that sessions with GPUs have too."""
 
 
 @dataclass(frozen=True)
@@ -147,13 +145,11 @@ def _sshd(folder: Path, name: str, number: int, gpus: bool) -> subprocess.Popen[
     """An sshd in a namespace, with the namespace's name for its host, half of the cores and, if
     `gpus`, the GPU of its number."""
     config = folder / f"sshd-{number}"
-    variables = {k: v for k, v in os.environ.items() if k.startswith(FORWARDED) and gpus}
-    variables |= {"CUDA_VISIBLE_DEVICES": str(number)} if gpus else {}
-    set_env = " ".join(f'"{key}={value}"' for key, value in variables.items())
+    own_gpu = f"SetEnv CUDA_VISIBLE_DEVICES={number}\n" if gpus else ""
     config.write_text(
         f"Port {PORT}\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/authorized\n"
         "PermitRootLogin prohibit-password\nPasswordAuthentication no\nUsePAM no\n"
-        f"StrictModes no\nPidFile none\n" + (f"SetEnv {set_env}\n" if set_env else "")
+        f"StrictModes no\nPidFile none\n{own_gpu}"
     )
     Path("/run/sshd").mkdir(exist_ok=True)  # where sshd goes when it has no privileges
     cores = sorted(os.sched_getaffinity(0))

@@ -60,6 +60,10 @@ def test_runs_are_named_by_their_settings():
         placement=Placement(devices=4),
         program=ProgramSettings(sync="parameter-server"),
     )
+    hosts = Placement(devices=4, hosts=("node1", "node2"), link="eth1")
+    assert "· 4 devices on 2 hosts · link eth1 ·" in formatting.run_name(
+        RunSpec(work=train, placement=hosts)
+    )
     assert formatting.run_name(four).endswith(
         "4 devices · parameter-server · global batch size 16,384"
     )

@@ -204,8 +204,13 @@ def run_name(spec: RunSpec) -> str:
 
 
 def _together(spec: RunSpec) -> list[str]:
-    """Number of devices, gradient synchronization and global batch size of a run."""
-    parts = [f"{spec.placement.devices} devices"]
+    """Number of devices and hosts, link, gradient synchronization and global batch size of a
+    run."""
+    place = spec.placement
+    hosts = f" on {len(place.hosts)} hosts" if place.hosts else ""
+    parts = [f"{place.devices} devices{hosts}"]
+    if place.link != "auto":
+        parts.append(f"link {place.link}")
     if isinstance(spec.work, Training):
         parts.append("no sync" if spec.program.sync == "none" else spec.program.sync)
         parts.append(f"global batch size {spec.global_batch:,}")
