@@ -21,6 +21,8 @@ from cubemesh.machines.cpuinfo import Cpuinfo
 from cubemesh.machines.files import Tree
 
 DMI = "/sys/class/dmi/id"
+MOST_ANSWER_S = 10.0
+"""Of systemd-detect-virt."""
 
 DMI_NAMES: tuple[tuple[str, str], ...] = (
     ("Amazon EC2", "Amazon EC2"),
@@ -125,7 +127,9 @@ def _named_by_systemd(tree: Tree) -> str | None:
     if program is None:
         return None
     try:
-        answer = subprocess.run([program, "--vm"], capture_output=True, text=True, timeout=2)
+        answer = subprocess.run(
+            [program, "--vm"], capture_output=True, text=True, timeout=MOST_ANSWER_S
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     name = answer.stdout.strip()

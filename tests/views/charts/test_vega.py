@@ -363,6 +363,14 @@ def test_long_categories_below_an_axis_are_wrapped_to_their_room():
     assert "…" not in svg
 
 
+@pytest.mark.parametrize("epochs", [2, 3, 6])
+def test_a_few_integers_have_a_tick_each_and_nothing_between(epochs):
+    points = tuple(Point(x=1.0 + i, y=70.0 + i) for i in range(epochs))
+    svg = inline_svg(vega_lite(chart(Line(name="top-1", points=points), x="linear")))
+    for number in range(1, epochs + 1):
+        assert svg.count(f">{number}</text>") == 1, number
+
+
 def test_labels_at_the_ends_of_an_axis_are_inside():
     (mark, *_) = marks(vega_lite(chart(line(1.0, 2.0))), "line")
     assert mark["encoding"]["x"]["axis"]["labelFlush"] >= 10

@@ -30,6 +30,8 @@ _AXIS_LETTERS = 80
 _BELOW_LETTERS, _BETWEEN_LETTERS = 60, 2
 """Letters of the labels below an axis that fit in half of a page, and of the space between two
 labels. Labels that overlap would be left out."""
+_FEW_TICKS = 6
+"""Integers on an axis that have a tick each; between fewer Vega draws ticks at halves."""
 _FLUSH_PIXELS = 12
 """A label this close to an end of the axis is drawn inside of it."""
 _AXIS_TOP, _SIDEWAYS_TOP = 1.06, 1.16
@@ -185,6 +187,8 @@ class Frame:
         plain = ",.4~r" if self.chart.kind == "scatter" else ","
         if all(value.is_integer() for value in values):
             axis["tickMinStep"] = 1
+            if values and not base and max(values) - min(values) < _FEW_TICKS:
+                axis["values"] = list(range(int(min(values)), int(max(values)) + 1))
             plain = plain if base else ",d"  # "," alone would round 120 to two digits, 1.2e+2
         if self.chart.x.unit in ("bytes", "B"):
             axis["labelExpr"] = _BYTES_LABEL
