@@ -127,26 +127,38 @@ def summary(
     return lines, met
 
 
+def two_rates(text: str) -> tuple[float, float]:
+    """Bits per second of `10,1` in Gb/s, the faster one first."""
+    fast, slow = (1e9 * float(rate) for rate in text.split(","))
+    if not fast > slow > 0:
+        raise ValueError(text)
+    return fast, slow
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print all costs; the exit code as above."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--networks", default=f"{MANY_WEIGHTS},{FEW_WEIGHTS}")
-    parser.add_argument("--gbps", default="10,1", help="rates of the two links, the fast one first")
+    parser.add_argument(
+        "--gbps",
+        type=two_rates,
+        default="10,1",
+        metavar="FAST,SLOW",
+        help="rates of the two links, the faster one first (default: 10,1)",
+    )
     parser.add_argument("--batches", type=int, default=2, help="batch size per host")
     parser.add_argument("--steps", type=int, default=8, help="measured steps, a window each")
     parser.add_argument("--store", type=Path, help="keep the records here")
     parser.add_argument("--json", type=Path, help="also write the rates here")
     given = parser.parse_args(arguments)
-    networks, rates_gbps = given.networks.split(","), [float(r) for r in given.gbps.split(",")]
-    if len(rates_gbps) != 2 or rates_gbps[0] <= rates_gbps[1] or rates_gbps[1] <= 0:
-        parser.error(f"--gbps {given.gbps}: give two rates, the faster one first, as in 10,1")
+    networks = given.networks.split(",")
     if not {MANY_WEIGHTS, FEW_WEIGHTS} <= {*networks}:
         parser.error(f"--networks {given.networks}: {MANY_WEIGHTS} and {FEW_WEIGHTS} are compared")
     if reason := missing():
         print(f"absent: {reason}", file=sys.stderr)
         return 2
-    links = {FAST: 1e9 * rates_gbps[0], SLOW: 1e9 * rates_gbps[1]}
+    links = dict(zip((FAST, SLOW), given.gbps, strict=True))
     with tempfile.TemporaryDirectory() as folder:
         store = given.store or Path(folder, "records.sqlite")
         work = (given.device, networks, links, given.batches, given.steps, store)

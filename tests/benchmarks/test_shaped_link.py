@@ -61,10 +61,14 @@ def test_a_rate_without_an_interval_is_its_own_interval(shaped):
     assert shaped.rates([record("alexnet", "eth0", 2.0)])["alexnet", "eth0"] == (2.0, 2.0, 2.0)
 
 
-@pytest.mark.parametrize("words", ["--gbps 1,10", "--gbps 10", "--networks alexnet,vgg16"])
-def test_other_rates_and_networks_are_refused(shaped, words):
+@pytest.mark.parametrize(
+    "words",
+    ["--gbps 1,10", "--gbps 10", "--gbps ten,one", "--gbps 10,0", "--networks alexnet,vgg16"],
+)
+def test_other_rates_and_networks_are_refused(shaped, words, capsys):
     with pytest.raises(SystemExit, match="2"):
         shaped.main(words.split())
+    assert words.split()[1] in capsys.readouterr().err
 
 
 def test_two_hosts_need_root(script, monkeypatch):
