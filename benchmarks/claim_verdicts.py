@@ -6,14 +6,15 @@ else that by forecast or specification.
 A claim is checked on all records of one experiment on one machine, whatever command they are of,
 except those with --quick. Of several machines the first that settles a claim counts: those with a
 GPU before others, as the papers measured GPUs, then those that completed the experiment, and of
-these the one with the latest file. Stores are copied before they are opened. docs/documents.md
-shows the file.
+these the one with the latest file. Stores are copied before they are opened. Stores of replays,
+named …-doc-000.sqlite, are counted one by one as well. docs/documents.md shows the file.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 import sys
 import tempfile
@@ -28,6 +29,7 @@ from cubemesh.papers.published import claims
 from cubemesh.schema import Basis, Claim, ClaimState, Machine, RunRecord, Verdict
 from cubemesh.store import Store
 
+REPLAY = re.compile(r"-doc-(\d{3})\.sqlite$")
 Found = dict[tuple[str, str, str], tuple[Machine, dict[str, RunRecord]]]
 """(file, machine id, experiment) → the machine and its records by id."""
 
@@ -87,6 +89,47 @@ def rows(found: Found) -> Iterator[dict[str, Any]]:
         }
 
 
+def replays(files: list[Path]) -> Iterator[dict[str, Any]]:
+    """A row for each store of a replay: what ran, and how many claims of its paper it settles."""
+    for file in sorted(files):
+        named = REPLAY.search(file.name)
+        if named is None:
+            continue
+        found = gathered([file])
+        machine = next(machine for machine, _ in found.values())
+        records = {id: record for _, own in found.values() for id, record in own.items()}
+        verdicts = [best(claim, found)[0] for claim in claims() if claim.id.startswith(named[1])]
+        measured = [verdict for verdict in verdicts if verdict.measured is not None]
+        states = Counter(v.state for v in measured if v.basis is Basis.MEASURED)
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            Store.open(str(shutil.copy(file, folder))) as store,
+        ):
+            begun = {run.experiment: run.complete for run in store.experiment_runs()}
+        yield {
+            "paper": named[1],
+            "record": file.name,
+            "machine": machine_name(machine, list(records.values())),
+            "runs": len(records),
+            "failed": sum(not record.ok for record in records.values()),
+            "experiments": len(begun),
+            "complete": sum(begun.values()),
+            "claims": len(verdicts),
+            "with_figure": len(measured),
+            "hold": states[ClaimState.HOLDS],
+            "do_not_hold": states[ClaimState.DOES_NOT_HOLD],
+        }
+
+
+def machine_name(machine: Machine, records: list[RunRecord]) -> str:
+    """`2 of 4 × NVIDIA H200` with the most devices that a run used; `2 cores of AMD EPYC`."""
+    if not machine.gpus:
+        return f"{machine.cpu.usable_cores} cores of {machine.cpu.model}"
+    used = max(record.spec.placement.devices for record in records if record.ok)
+    there = len(machine.gpus)
+    return f"{'' if used == there else f'{used} of '}{there} × {machine.gpus[0].name}"
+
+
 def main() -> int:
     """Print the counts, and write the rows."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -98,7 +141,8 @@ def main() -> int:
     for (verdict, basis), count in sorted(counts.items()):
         print(f"{count:3} {verdict}{f', {basis}' if basis else ''}")
     if args.json:
-        Path(args.json).write_text(json.dumps({"schema": 1, "rows": table}, indent=1) + "\n")
+        document = {"schema": 2, "rows": table, "replays": list(replays(args.stores))}
+        Path(args.json).write_text(json.dumps(document, indent=1) + "\n")
     return 0
 
 

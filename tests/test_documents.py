@@ -5,6 +5,7 @@ the experiments' settings; nothing is collected or run.
 """
 
 import ast
+import json
 import re
 import runpy
 import shlex
@@ -156,6 +157,12 @@ def test_statements_that_were_measured_have_their_evidence():
     assert list(problems(results)) == []
     assert {result["holds"] for result in results} <= {"yes", "no", "not seen"}
     assert all(result["evidence"] for result in results)
+
+
+def test_every_stored_replay_is_listed():
+    records = ROOT / "benchmarks" / "records"
+    rows = json.loads(MADE["VERDICTS"].read_text())["replays"]
+    assert {row["record"] for row in rows} == {file.name for file in records.glob("*-doc-*.sqlite")}
 
 
 def test_the_page_counts_the_rows_of_each_state():

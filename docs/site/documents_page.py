@@ -77,7 +77,10 @@ def _lines(content: Mapping[str, Any]) -> Iterator[str]:
         ),
     )
     yield ""
-    yield from _claims(json.loads(VERDICTS.read_text(encoding="utf-8"))["rows"])
+    verdicts = json.loads(VERDICTS.read_text(encoding="utf-8"))
+    yield from _claims(verdicts["rows"])
+    yield ""
+    yield from _replays(verdicts["replays"])
     for document, title in DOCUMENTS.items():
         yield ""
         yield f"## {title}"
@@ -132,6 +135,45 @@ def _claims(rows: list[dict[str, Any]]) -> Iterator[str]:
                 row["reason"],
             )
             for row in rows
+        ),
+    )
+
+
+def _replays(replays: list[dict[str, Any]]) -> Iterator[str]:
+    """What ran in the replay of each suite on each machine, and its verdicts."""
+    yield "### Stored replays"
+    yield ""
+    yield (
+        "Each suite was replayed with a limited time, which its experiments shared: most were "
+        "begun and few completed. Claims with a figure are those that the replay measured; without "
+        "a verdict the conditions of the claim (device, batch size, epochs) were others. "
+        "`cubemesh report --store STORE` renders the page of a replay, with the verdict and reason "
+        "of each claim."
+    )
+    yield ""
+    yield from _table(
+        (
+            "document",
+            "machine",
+            "runs",
+            "experiments begun, completed",
+            "claims with a figure",
+            "hold",
+            "do not hold",
+            "store",
+        ),
+        (
+            (
+                f"[{one['paper']}]",
+                one["machine"],
+                f"{one['runs']}, {one['failed']} refused" if one["failed"] else one["runs"],
+                f"{one['experiments']}, {one['complete']}",
+                f"{one['with_figure']} of {one['claims']}",
+                one["hold"],
+                one["do_not_hold"],
+                f"[`{one['record']}`](../benchmarks/records/{one['record']})",
+            )
+            for one in sorted(replays, key=lambda one: (one["paper"], one["record"]))
         ),
     )
 
