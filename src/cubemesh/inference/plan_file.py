@@ -278,7 +278,8 @@ class _PlanFile:
         for name, place in sorted(header.items(), key=lambda item: _begin(item[1])):
             first, last = place["data_offsets"]
             if (
-                not name.startswith(_MODEL)
+                not type(first) is type(last) is int
+                or not name.startswith(_MODEL)
                 or place["dtype"] != "U8"
                 or place["shape"] != [last - first]
                 or begin + first != end

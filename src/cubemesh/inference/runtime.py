@@ -36,6 +36,7 @@ from cubemesh.inference.plan_file import (
     read_plan,
     unpacked_plan,
 )
+from cubemesh.untrusted import quoted
 
 Samples = Array | Mapping[str, Array]
 
@@ -193,10 +194,14 @@ def _check_fit(path: str | Path, threads: int | None, device: str, document: Pla
     found = list(differences(document, this_device(threads, device)))
     for name in dict.fromkeys(choice.engine for choice in document.choices):
         line = ENGINES.get(name)
-        if line is None or not line.installed:
+        if line is None:
+            raise DataError(
+                f"The plan {path} runs in {quoted(name)}, which is no engine of this cubemesh."
+            )
+        if not line.installed:
             raise UsageError(
                 f"The plan {path} runs in {name}, which is not installed: "
-                f"pip install 'cubemesh[{name if line is None else line.extra}]'"
+                f"pip install 'cubemesh[{line.extra}]'"
             )
         built = next(c.version for c in document.choices if c.engine == name)
         if line.version != built:

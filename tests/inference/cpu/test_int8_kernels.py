@@ -2,6 +2,7 @@
 numbers of threads and groups of images; networks without residual sums equal ONNX Runtime's."""
 
 import ctypes
+import math
 import struct
 import subprocess
 import sys
@@ -103,6 +104,26 @@ def test_convolutions_of_any_window(kernel, attributes):
         return small.conv(sketch, b, 37, 70, (1, 1) if kernel == (4, 2) else kernel, **attributes)
 
     small = Small(pooled(body, 70), shape=(3, 14, 15))
+    assert np.array_equal(small.agrees(), scores(small.graph, small.images))
+
+
+@pytest.mark.parametrize(
+    ("shape", "kernel", "pads"),
+    [
+        ((3, 1, 1), (1, 5), (0, 2, 0, 2)),  # lines whose taps do not follow one another
+        ((3, 1, 8), (1, 5), (0, 0, 1, 0)),  # as many results as pixels, elsewhere
+        ((3, 6, 1), (3, 3), (0, 1, 0, 1)),
+    ],
+)
+def test_windows_beyond_a_narrow_image(shape, kernel, pads):
+    def body(small, sketch, x):
+        a = sketch.Relu(small.conv(sketch, x, 3, 20, 1))
+        return small.conv(sketch, a, 20, 37, kernel, pads=pads)
+
+    small = Small(pooled(body, 37), shape=shape)
+    for step in small.program.steps:
+        if isinstance(step, ProductStep):
+            assert step.weights.shape[1] == math.prod(step.window.kernel)
     assert np.array_equal(small.agrees(), scores(small.graph, small.images))
 
 

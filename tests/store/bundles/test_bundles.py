@@ -123,6 +123,20 @@ def test_a_stored_run_and_machine_are_never_changed(bundle, other, filled, machi
 
 
 @pytest.mark.parametrize("database", ["sqlite"])
+@pytest.mark.parametrize("forged", [{"experiment": "scaling"}, {"started_utc": "2019-01-01"}])
+def test_a_stored_answer_is_never_replaced(filled, other, machine, tmp_path, forged):
+    store, _, run = filled
+    first = replace(run, run_ids=run.run_ids[:1], complete=False)
+    parts = to_parts(store, first.run_ids, [machine], [first])
+    merge(other, bundle_file.read(write(tmp_path / "first.html", parts)))
+    parts = to_parts(store, run.run_ids, [machine], [replace(run, **forged)])
+    with pytest.raises(DataError, match="another answer"):
+        merge(other, bundle_file.read(write(tmp_path / "forged.html", parts)))
+    assert other.experiment_runs() == [first]
+    assert len(other.records()) == 1
+
+
+@pytest.mark.parametrize("database", ["sqlite"])
 def test_an_interrupted_import_goes_on(bundle, other, filled):
     """The file was written, its record was not."""
     _, records, _ = filled

@@ -176,7 +176,8 @@ def _with_long_rows(step: Step, arrays: dict[str, ByteArray]) -> Step:
     else:
         weights = step.weights
     lines = window.pad[0] == 0 and (y.height - 1) * stride_h + kernel_h <= x.height
-    if weights.shape[2] == x.width * x.pitch and lines and window.dilation[0] == 1:
+    whole = kernel_w == 1 and weights.shape[2] == x.width * x.pitch
+    if whole and lines and window.dilation[0] == 1:
         weights, kernel_h = weights.reshape(outputs, 1, -1), 1
     return replace(step, weights=weights, window=replace(window, kernel=(kernel_h, kernel_w)))
 

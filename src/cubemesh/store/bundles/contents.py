@@ -144,6 +144,15 @@ def merge(store: Store, bundle: BundleFile) -> Merged:
                 f"The bundle {shown_path(bundle.path)} holds another run {own.run_id} than the "
                 f"store {store.name}: one of them was changed, and nothing was imported."
             )
+    known = {run.experiment_run_id: run for run in store.experiment_runs()}
+    for experiment_run in contents.experiment_runs:
+        earlier = known.get(experiment_run.experiment_run_id)
+        if earlier is not None and earlier != _with_runs_of(experiment_run, earlier):
+            raise DataError(
+                f"The bundle {shown_path(bundle.path)} holds another answer "
+                f"{earlier.experiment_run_id} than the store {store.name}: one of them was "
+                "changed, and nothing was imported."
+            )
     for machine in contents.machines:
         if store.machine(machine.machine_id) is None:
             store.save_machine(machine)
@@ -152,7 +161,6 @@ def merge(store: Store, bundle: BundleFile) -> Merged:
         for run in contents.runs
         if run.record.run_id not in stored and store.adopt(run.record, run.series, run.files)
     ]
-    known = {run.experiment_run_id: run for run in store.experiment_runs()}
     for experiment_run in contents.experiment_runs:
         earlier = known.get(experiment_run.experiment_run_id)
         if earlier is None or set(earlier.run_ids) < set(experiment_run.run_ids):
@@ -161,6 +169,11 @@ def merge(store: Store, bundle: BundleFile) -> Merged:
         new=tuple(new),
         known=tuple(r.record.run_id for r in contents.runs if r.record.run_id not in new),
     )
+
+
+def _with_runs_of(one: ExperimentRun, other: ExperimentRun) -> ExperimentRun:
+    """An experiment run with the runs of another and whether they are all."""
+    return replace(one, run_ids=other.run_ids, complete=other.complete)
 
 
 def _spooled(name: str, data: bytes) -> Spooled:

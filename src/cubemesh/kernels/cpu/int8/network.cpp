@@ -99,7 +99,8 @@ struct Network {
                 const bool inside = h >= 0 && h < x.height && w >= 0 && w < x.width;
                 table[tap * p.pixels + pixel] = inside ? static_cast<int32_t>((h * x.width + w) * x.pitch) : -1;
             }
-        const bool whole = p.taps == 1 && x.height * x.width == p.pixels && x.image_bytes == p.pixels * x.pitch;
+        const bool same = x.height == y.height && x.width == y.width && s.row_bytes <= x.pitch;
+        const bool whole = p.taps == 1 && same && x.image_bytes == p.pixels * x.pitch;
         p.linear = whole && s.stride_h == 1 && s.stride_w == 1 && !s.top && !s.left ? x.pitch : 0;
         uint8_t* zeros = keep<uint8_t>(p.padded_bytes);
         memset(zeros, static_cast<int>(x.zero), p.padded_bytes);
