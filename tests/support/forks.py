@@ -24,8 +24,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
@@ -65,6 +67,7 @@ class Template:
 
     def __init__(self, connection: socket.socket, wait: Callable[[], object]) -> None:
         self._connection, self._wait = connection, wait
+        self._asking = threading.Lock()
 
     @classmethod
     def start(cls, file: str, *words: str) -> Self:
@@ -93,12 +96,15 @@ class Template:
 
     def ask(self, request: dict[str, Any], files: Sequence[int] = ()) -> Any:
         """Send a request with file descriptors, and wait for the answer."""
-        socket.send_fds(self._connection, [json.dumps(request).encode()], list(files))
-        answer = self._connection.recv(REQUEST_BYTES)
+        with self._asking:
+            socket.send_fds(self._connection, [json.dumps(request).encode()], list(files))
+            answer = self._connection.recv(REQUEST_BYTES)
         assert answer, "the template ended"
         return json.loads(answer)
 
     def close(self) -> None:
+        with suppress(OSError):  # closing alone does not end it while a thread still receives
+            self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
         self._wait()
 
