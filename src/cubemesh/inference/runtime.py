@@ -193,19 +193,19 @@ def _check_fit(path: str | Path, threads: int | None, device: str, document: Pla
     was built for another device or version."""
     found = list(differences(document, this_device(threads, device)))
     for name in dict.fromkeys(choice.engine for choice in document.choices):
-        line = ENGINES.get(name)
-        if line is None:
+        engine = ENGINES.get(name)
+        if engine is None:
             raise DataError(
                 f"The plan {path} runs in {quoted(name)}, which is no engine of this cubemesh."
             )
-        if not line.installed:
+        if not engine.installed:
             raise UsageError(
                 f"The plan {path} runs in {name}, which is not installed: "
-                f"pip install 'cubemesh[{line.extra}]'"
+                f"pip install 'cubemesh[{engine.extra}]'"
             )
         built = next(c.version for c in document.choices if c.engine == name)
-        if line.version != built:
-            found.append(f"it was built with {line.title} {built}, and this is {line.version}")
+        if engine.version != built:
+            found.append(f"it was built with {engine.title} {built}, and this is {engine.version}")
     if found:
         raise DataError(
             f"The plan {path} does not fit this device: {'; '.join(found)}. Choose again here, "
